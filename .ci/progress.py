@@ -1,7 +1,8 @@
 """Runs a build and shows how far it is: `python .ci/progress.py LOG COMMAND...`.
 
-What the command prints goes to LOG. Of it, ninja's and make's "[12/97]" is shown: on one line of a terminal, else at each tenth of the way.
-Exits as the command does, with the end of LOG where it failed.
+What the command prints goes to LOG. Of it, ninja's and make's "[12/97]" is shown: on one line of a
+terminal, else at each tenth of the way. Exits as the command does, with the end of LOG where it
+failed.
 """
 
 from __future__ import annotations
@@ -17,9 +18,12 @@ AT = re.compile(r"\[ *(\d+)/(\d+)\]")
 
 def main(log: str, *command: str) -> int:
     terminal, start, tenth = sys.stdout.isatty(), time.monotonic(), 0
-    with pathlib.Path(log).open("w") as out, subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
-    ) as process:  # fmt: skip
+    with (
+        pathlib.Path(log).open("w") as out,
+        subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace"
+        ) as process,
+    ):
         for line in process.stdout:
             out.write(line)
             found = AT.search(line)

@@ -1,11 +1,14 @@
-"""All benchmarks in one command: the step against baselines, cost by size, training steps, checkpoints, start-up.
+"""All benchmarks in one command: the step against baselines, cost by size, training steps,
+checkpoints, start-up.
 
-    python -m bench                        all sections, about 12 minutes on two cores; prints the summary
+    python -m bench                        all sections, about 12 minutes on two cores;
+                                           prints the summary
     python -m bench --quick                smaller sizes, at most 3 minutes
     python -m bench --tiny                 smoke test
     python -m bench --only step growth     some sections
-    python -m bench --record               saves the result: bench/results/NAME.json, docs/bench-NAME.md and its pictures. NAME is cpu or cuda; with
-                                           --quick it is quick, the table of docs/bench.md
+    python -m bench --record               saves the result: bench/results/NAME.json,
+                                           docs/bench-NAME.md and its pictures. NAME is cpu or cuda;
+                                           with --quick it is quick, the table of docs/bench.md
     python -m bench --page FILE.json       measures nothing: rewrites the pages of a saved result
 
 Compare ratios between two runs, never times. docs/bench.md has the details.
@@ -36,7 +39,9 @@ MARKS = ("<!-- python -m bench --quick --record -->", "<!-- end -->")
 
 
 def measure(chosen: settings.Settings, only: list[str], file: pathlib.Path | None = None) -> dict:
-    """Runs the sections. A failed one is listed under "failed" and the others continue; `file` always has the results so far."""
+    """Runs the sections. A failed one is listed under "failed" and the others continue; `file`
+    always has the results so far.
+    """
     began = time.perf_counter()
 
     def say(text: str) -> None:
@@ -131,7 +136,8 @@ def main() -> int:
     if given.device == "cuda" and not torch.cuda.is_available():
         parser.exit(
             2,
-            "python -m bench --device cuda: torch sees no GPU (torch.cuda.is_available() is False)\n",
+            "python -m bench --device cuda: torch sees no GPU "
+            "(torch.cuda.is_available() is False)\n",
         )
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     result = measure(

@@ -1,4 +1,5 @@
-"""The goals of `make gpu`: what was measured for each, and whether it was met. One table over all stages.
+"""The goals of `make gpu`: what was measured for each, and whether it was met.
+One table over all stages.
 
 A goal without a measurement is open and says why. It counts as neither met nor missed.
 """
@@ -17,8 +18,11 @@ EIGHT, IN_GRAPH = (
     "lowbit 8-bit, bf16 stochastic, in a CUDA graph",
 )
 BASELINES = (
-    "torch fused, float32", "torchao AdamW8bit compiled, bf16 stochastic", "bitsandbytes AdamW8bit, bf16 nearest", "FlashOptim AdamW, bf16 + 8 bits",
-)  # fmt: skip
+    "torch fused, float32",
+    "torchao AdamW8bit compiled, bf16 stochastic",
+    "bitsandbytes AdamW8bit, bf16 nearest",
+    "FlashOptim AdamW, bf16 + 8 bits",
+)
 SPEED = ((QUARTER, 0.85), (MANY, 0.80))  # minimum share of the copy's speed
 SECONDS = 600
 
@@ -34,8 +38,12 @@ def lines(report: dict) -> list[Line]:
         tests(stages),
         graphs(stages),
         *(sanitizer(stages, name) for name in ("memcheck", "racecheck")),
-        line(f"everything inside {SECONDS // 60} minutes", f"{report['seconds'] / 60:.1f} minutes", report["seconds"] <= SECONDS),
-    ]  # fmt: skip
+        line(
+            f"everything inside {SECONDS // 60} minutes",
+            f"{report['seconds'] / 60:.1f} minutes",
+            report["seconds"] <= SECONDS,
+        ),
+    ]
 
 
 def stages_and_cases(report: dict) -> tuple[dict[str, dict], list[dict]]:
@@ -81,7 +89,9 @@ def absence(case: dict | None, workload: str, name: str) -> str:
 
 
 def speeds(cases: list[dict]) -> Iterator[Line]:
-    """The bytes of a step over its time, as a share of the copy's speed: step by step, host time included, and replayed as a graph."""
+    """The bytes of a step over its time, as a share of the copy's speed: step by step, host time
+    included, and replayed as a graph.
+    """
     for workload, minimum in SPEED:
         case = one(cases, workload)
         for name, how in ((EIGHT, ""), (IN_GRAPH, ", in a CUDA graph")):
@@ -123,7 +133,11 @@ def tests(stages: dict[str, dict]) -> Line:
     stage = stages.get("cuda-tests")
     asked = "the CUDA test suite is green"
     if stage is None or "tests" not in stage:
-        return line(asked, unfinished(stage), None if stage is None or stage["status"] != "failed" else False)  # fmt: skip
+        return line(
+            asked,
+            unfinished(stage),
+            None if stage is None or stage["status"] != "failed" else False,
+        )
     count = stage["tests"]
     bad = bad_tests(count)
     measured = f"{count['passed']} passed, {bad} failed"
@@ -157,7 +171,9 @@ def sanitizer(stages: dict[str, dict], name: str) -> Line:
 
 
 def met(stage: dict, bad: int) -> bool | None:
-    """Whether a stage met its goal, given its number of errors. A stage stopped early without errors proves nothing."""
+    """Whether a stage met its goal, given its number of errors.
+    A stage stopped early without errors proves nothing.
+    """
     if stage["status"] == "passed":
         return bad == 0
     return False if bad or stage["status"] == "failed" else None
@@ -175,4 +191,7 @@ WORDS = {True: "yes", False: "**no**", None: "open"}
 
 
 def page(found: list[Line]) -> str:
-    return table(["asked", "measured", "met"], [[x["asked"], x["measured"].replace("|", "/"), WORDS[x["met"]]] for x in found])  # fmt: skip
+    return table(
+        ["asked", "measured", "met"],
+        [[x["asked"], x["measured"].replace("|", "/"), WORDS[x["met"]]] for x in found],
+    )

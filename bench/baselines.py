@@ -1,4 +1,6 @@
-"""Baselines: torch's optimizers and those of other packages, each in the configuration its authors recommend for speed."""
+"""Baselines: torch's optimizers and those of other packages,
+each in the configuration its authors recommend for speed.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,8 @@ class TorchForeach(Torch):
         return torch.optim.AdamW(params, foreach=True)
 
     def traffic(self) -> int:
-        # weight decay rw p; lerp rw m, r g; decay rw v; addcmul rw v, r g; root r v, w new (which is read first); division and eps rw it; addcdiv rw p, r m, r it
+        # weight decay rw p; lerp rw m, r g; decay rw v; addcmul rw v, r g; root r v, w new (which
+        # is read first); division and eps rw it; addcdiv rw p, r m, r it
         return 21 * 4 * sum(p.numel() for p in self.params)
 
 
@@ -119,7 +122,9 @@ class Torchastic(Contestant):
 
 
 class Eager(Contestant):
-    """A loop of eager torch operators with temporaries: bfloat16 state, float32 arithmetic, stochastic rounding by random low bits."""
+    """A loop of eager torch operators with temporaries: bfloat16 state, float32 arithmetic,
+    stochastic rounding by random low bits.
+    """
 
     name = "eager loop, bf16 stochastic"
 
@@ -154,10 +159,14 @@ def round_stochastically(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 class Copy(Contestant):
-    """The lower bound: a copy of as many bytes as an 8-bit step on bfloat16 weights moves, half read and half written."""
+    """The lower bound: a copy of as many bytes as an 8-bit step on bfloat16 weights moves,
+    half read and half written.
+    """
 
     name = "copy of the bytes of an 8-bit step"
-    step_bytes = 10.0625  # per parameter: weights 2 + 2, gradient 2, two states 1 + 1 each, a float32 scale for 256 of them
+    # per parameter: weights 2 + 2, gradient 2, two states 1 + 1 each,
+    # a float32 scale for 256 of them
+    step_bytes = 10.0625
 
     def prepare(self, params: list[torch.nn.Parameter]) -> None:
         self.params = params
@@ -176,7 +185,9 @@ class Copy(Contestant):
 
 
 class InPlace(Contestant):
-    """As many bytes, each read and written once: a copy reads the lines that it is about to write, too, and counts them only as written."""
+    """As many bytes, each read and written once: a copy reads the lines that it is about to write,
+    too, and counts them only as written.
+    """
 
     name = "inversion in place of the bytes of an 8-bit step"
 

@@ -1,4 +1,6 @@
-"""Checkpoints: saving and loading optimizer state by torch's two ways, and resharding files, relative to a copy of the same file."""
+"""Checkpoints: saving and loading optimizer state by torch's two ways, and resharding files,
+relative to a copy of the same file.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ def run(settings: Settings, say: Say) -> Iterator[dict]:
 
 
 def saved_and_loaded(entry: Contestant, folder: pathlib.Path, settings: Settings) -> dict:
-    """Median seconds of each operation, and bytes on disk. Files are in the page cache, so this is the time of the software."""
+    """Median seconds of each operation, and bytes on disk. Files are in the page cache, so this is
+    the time of the software.
+    """
     import torch.distributed.checkpoint as dcp
 
     opt, file, directory, copied = (
@@ -72,10 +76,12 @@ def saved_and_loaded(entry: Contestant, folder: pathlib.Path, settings: Settings
             turn()
         times = clock.rounds(turns, min(settings.rounds, 5), 1e9)
     made = {
-        "name": entry.name, "bytes": os.path.getsize(file), "state_bytes": entry.state_bytes(),
+        "name": entry.name,
+        "bytes": os.path.getsize(file),
+        "state_bytes": entry.state_bytes(),
         "seconds": {name: clock.median(t) for name, t in times.items()},
         "to_copy": {name: clock.ratio(t, times["copy of the file"]) for name, t in times.items()},
-    }  # fmt: skip
+    }
     shutil.rmtree(directory)
     for path in (file, copied):
         path.unlink()

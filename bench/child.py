@@ -22,11 +22,18 @@ class Child:
             "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
         }
         self.process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT
-        )  # fmt: skip
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=env,
+            cwd=ROOT,
+        )
 
     def hello(self) -> Any:
-        """Waits until the child is ready and returns its greeting. Start all children first, then wait for each."""
+        """Waits until the child is ready and returns its greeting. Start all children first,
+        then wait for each.
+        """
         return self.read()
 
     def read(self) -> Any:

@@ -1,11 +1,14 @@
-"""The checkpoint tool against `cp` and torch's converter: time as a ratio to a copy of the same bytes, and peak memory.
+"""The checkpoint tool against `cp` and torch's converter: time as a ratio to a copy of the same
+bytes, and peak memory.
 
     python -m bench.ckpt                 1 GiB of float32 AdamW state on two ranks
     python -m bench.ckpt --gib 0.1 --repeats 2 --json out/ckpt.json
     python -m bench.ckpt --gib 10        shows that memory does not grow
 
-All contenders alternate in one run, so they see the same machine conditions. Ratios compare best times, with a warm cache. `cp` does not wait for the
-disk and the tool does: it syncs before its output appears. `cp` followed by a sync is therefore measured too, the fair comparison on a slow disk.
+All contenders alternate in one run, so they see the same machine conditions. Ratios compare best
+times, with a warm cache. `cp` does not wait for the disk and the tool does: it syncs before its
+output appears. `cp` followed by a sync is therefore measured too, the fair comparison on a slow
+disk.
 """
 
 from __future__ import annotations
@@ -24,7 +27,8 @@ from datetime import date
 
 import torch
 
-# Starts a command from a small process, because a child's peak memory includes that of its parent at the fork.
+# Starts a command from a small process,
+# because a child's peak memory includes that of its parent at the fork.
 MEASURE = """
 import os, sys, time
 begin = time.perf_counter()
@@ -77,8 +81,10 @@ def remove(path: pathlib.Path) -> None:
 def measured(command: list[str]) -> dict[str, float]:
     done = subprocess.run(
         [sys.executable, "-I", "-S", "-c", MEASURE, *command],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     status, seconds, cpu, peak = done.stdout.split()
     if status != "0":
         raise SystemExit(f"{' '.join(command)}: {done.stderr}")
@@ -96,16 +102,35 @@ def compare(gib: float, repeats: int, folder: str | None, tool: str) -> dict:
             "cp": ["cp", "-r", "--reflink=never", a, b],
             "cp, then sync": ["sh", "-c", f"cp -r --reflink=never {a} {b} && sync {b}/*"],
             "reshard 2 -> 4": [tool, "reshard", a, b, "--world-size", "4"],
-            "reshard 2 -> 4, 1 thread": [tool, "reshard", a, b, "--world-size", "4", "--threads", "1"],
+            "reshard 2 -> 4, 1 thread": [
+                tool,
+                "reshard",
+                a,
+                b,
+                "--world-size",
+                "4",
+                "--threads",
+                "1",
+            ],
             "reshard 2 -> 2 (copies)": [tool, "reshard", a, b, "--world-size", "2"],
             "reshard 2 -> 1 x 4 (columns)": [tool, "reshard", a, b, "--mesh", "1x4"],
-            "convert to lowbit 8-bit": [tool, "convert", a, b, "--to", "lowbit", "--state-format", "8bit"],
+            "convert to lowbit 8-bit": [
+                tool,
+                "convert",
+                a,
+                b,
+                "--to",
+                "lowbit",
+                "--state-format",
+                "8bit",
+            ],
             "dcp_to_torch_save": [sys.executable, "-W", "ignore", "-c", TORCH_SAVE, a, b],
-        }  # fmt: skip
+        }
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         if 3 * size > free:  # it loads the whole checkpoint
             print(
-                f"dcp_to_torch_save is skipped: it needs more than the {free >> 30} GiB of free memory"
+                "dcp_to_torch_save is skipped: it needs more than the "
+                f"{free >> 30} GiB of free memory"
             )
             del contenders["dcp_to_torch_save"]
         rounds: dict[str, list[dict[str, float]]] = {name: [] for name in contenders}
@@ -128,7 +153,7 @@ def compare(gib: float, repeats: int, folder: str | None, tool: str) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--gib", type=float, default=1.0, help="size of the state")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument(
@@ -146,15 +171,18 @@ def main() -> None:
         "versions": {
             "python": platform.python_version(),
             "torch": torch.__version__,
-            "tool": subprocess.run([given.tool, "--version"], capture_output=True, text=True).stdout.strip(),
+            "tool": subprocess.run(
+                [given.tool, "--version"], capture_output=True, text=True
+            ).stdout.strip(),
         },
         **compared,
-    }  # fmt: skip
+    }
     print(f"{compared['bytes'] / 2**30:.2f} GiB, best of {given.repeats}")
     for name, row in compared["results"].items():
         print(
-            f"{name:<30} {row['best_seconds']:8.3f} s  {row['to_cp']:6.2f} x cp  {row['to_cp_and_sync']:6.2f} x cp and sync"
-            f"  {row['cpu_seconds']:7.2f} s cpu  {row['peak_mib']:8.1f} MiB"
+            f"{name:<30} {row['best_seconds']:8.3f} s  {row['to_cp']:6.2f} x cp  "
+            f"{row['to_cp_and_sync']:6.2f} x cp and sync  {row['cpu_seconds']:7.2f} s cpu  "
+            f"{row['peak_mib']:8.1f} MiB"
         )
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)

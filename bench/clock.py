@@ -1,4 +1,6 @@
-"""Timing in rounds: every contestant takes a turn per round, so all see the same machine conditions."""
+"""Timing in rounds: every contestant takes a turn per round,
+so all see the same machine conditions.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ Times = dict[str, list["float | None"]]
 
 
 def seconds(run: Callable[[], object], device: str, repeats: int = 1) -> float:
-    """Seconds of one run, the mean of `repeats`. A GPU is timed by its events; the host waits before and after, not in between."""
+    """Seconds of one run, the mean of `repeats`. A GPU is timed by its events; the host waits
+    before and after, not in between.
+    """
     if device == "cuda":
         begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         torch.cuda.synchronize()
@@ -35,8 +39,11 @@ def repeats_for(once: float, minimum: float) -> int:
 
 
 def rounds(
-    turns: Sequence[tuple[str, Callable[[], float]]], number: int, budget: float, always: Sequence[str] = ()
-) -> Times:  # fmt: skip
+    turns: Sequence[tuple[str, Callable[[], float]]],
+    number: int,
+    budget: float,
+    always: Sequence[str] = (),
+) -> Times:
     """Seconds of each turn, round by round. Each round begins with another contestant.
 
     Args:

@@ -18,7 +18,8 @@ class Contestant:
         dtype: of weights and gradients.
         package: the required package, by import name; empty if none.
         devices: the devices it runs on.
-        one_shape: whether each shape costs seconds of compilation. Models with many shapes then skip it.
+        one_shape: whether each shape costs seconds of compilation.
+            Models with many shapes then skip it.
     """
 
     name: ClassVar[str]
@@ -55,9 +56,11 @@ class Contestant:
     def state_bytes(self) -> int:
         """Bytes of the optimizer's tensors that grow with the parameters."""
         return sum(
-            size_of(t) for p in self.params for name, t in tensors(self.opt.state[p])
+            size_of(t)
+            for p in self.params
+            for name, t in tensors(self.opt.state[p])
             if t.ndim and "qmap" not in name and name not in ("stream", "shape", "step")
-        )  # fmt: skip
+        )
 
     def traffic(self) -> int:
         """Bytes that a step reads and writes: weights and state twice, the gradient once."""
@@ -66,7 +69,9 @@ class Contestant:
 
 
 class InGraph(Contestant):
-    """A mixin for another contestant: captures its step once and replays it, so that host time does not count."""
+    """A mixin for another contestant: captures its step once and replays it,
+    so that host time does not count.
+    """
 
     devices = ("cuda",)
 
@@ -81,7 +86,9 @@ class InGraph(Contestant):
 
 
 def tensors(state: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """All tensors of an optimizer's state at any depth, and the inner tensors of packing subclasses."""
+    """All tensors of an optimizer's state at any depth,
+    and the inner tensors of packing subclasses.
+    """
     if isinstance(state, torch.Tensor):
         if hasattr(state, "codes") and hasattr(state, "scale"):  # torchao
             yield from ((f"{name}.codes", state.codes), (f"{name}.scale", state.scale))

@@ -1,20 +1,25 @@
-"""How far state drifts from float32's under the same stationary gradients: every format and preset, 1,000 to 100,000 steps.
+"""How far state drifts from float32's under the same stationary gradients: every format and preset,
+1,000 to 100,000 steps.
 
-    python -m bench.drift                    # what is missing, and docs/drift.md; 15 minutes on an idle core
+    python -m bench.drift                    # what is missing, and docs/drift.md;
+                                             15 minutes on an idle core
     python -m bench.drift --quick            # 100,000 steps of presets' formats only: 4 minutes
     python -m bench.drift --only exp_avg     # one state; --again repeats what is saved
     python -m bench.drift --page             # the page alone
 
-The state of one tensor goes through the optimizers' own CPU step with lr = 0, so that nothing else changes: 512 elements,
-or 256 rows of 256 where scales are of rows and columns. Element i's gradient is s_i (MEAN sign_i + z): z is normal, and
-new in each step; s_i is log-normal, so that a block's magnitudes differ as layers' do. All formats see the same
-gradients. After each of STEPS, averaged over the last tenth of the steps,
+The state of one tensor goes through the optimizers' own CPU step with lr = 0, so that nothing else
+changes: 512 elements, or 256 rows of 256 where scales are of rows and columns. Element i's gradient
+is s_i (MEAN sign_i + z): z is normal, and new in each step; s_i is log-normal, so that a block's
+magnitudes differ as layers' do. All formats see the same gradients. After each of STEPS, averaged
+over the last tenth of the steps,
 
-    bias    of a mean: sum(sign q / s) / sum(sign f / s) - 1; of a second moment: sum(sqrt(q) / s) / sum(sqrt(f) / s) - 1
+    bias    of a mean: sum(sign q / s) / sum(sign f / s) - 1;
+            of a second moment: sum(sqrt(q) / s) / sum(sqrt(f) / s) - 1
     error   of a mean: the root mean square of (q - f) / s by that of f / s
     signs   of Lion: the share of updates whose sign is another
 
-where q is the stored state and f float32's. Results are kept in bench/results/drift.json after each of them.
+where q is the stored state and f float32's.
+Results are kept in bench/results/drift.json after each of them.
 """
 
 from __future__ import annotations
@@ -38,17 +43,17 @@ from lowbit.state.quantize import dequantize_slot
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "drift.json"
 SHAPE = (2, 256)
-SQUARE = (
-    256,
-    256,
-)  # where scales are of rows and columns: those of two rows fit each element too well
+# where scales are of rows and columns: those of two rows fit each element too well
+SQUARE = (256, 256)
 MEAN, SPREAD = 0.3, 1.0  # of gradients, in their standard deviations; and of log s
 WINDOW = 20  # snapshots in the last tenth before each of STEPS
 LION = (0.9, 0.99)
 
 
 class State(NamedTuple):
-    """What is simulated: a state of an optimizer, and how far the magnitudes in its blocks differ."""
+    """What is simulated: a state of an optimizer,
+    and how far the magnitudes in its blocks differ.
+    """
 
     slot: str
     make: Callable[..., Any]
@@ -63,14 +68,18 @@ def adamw(params: Any, **options: Any) -> Any:
 STATES = {
     "exp_avg_sq_alike": State("exp_avg_sq", adamw, False, 0.0),
     "exp_avg_sq": State("exp_avg_sq", adamw, False),
-    "exp_avg_slow": State("exp_avg_slow", functools.partial(lowbit.AdEMAMix, lr=0.0, betas=(0.9, 0.999, 0.9999))),
+    "exp_avg_slow": State(
+        "exp_avg_slow", functools.partial(lowbit.AdEMAMix, lr=0.0, betas=(0.9, 0.999, 0.9999))
+    ),
     "lion": State("exp_avg", functools.partial(lowbit.Lion, lr=0.0, betas=LION)),
     "exp_avg": State("exp_avg", adamw),
-}  # fmt: skip
+}
 
 
 def specs(signed: bool) -> dict[str, dict[str, Any]]:
-    """Every `lowbit.scaled(...)` of a state with or without negative values, by the name that the results have for it."""
+    """Every `lowbit.scaled(...)` of a state with or without negative values,
+    by the name that the results have for it.
+    """
     made = {}
     catalog = lowbit.catalog()
     for entry in catalog["state"]:
@@ -100,7 +109,9 @@ def shape_of(name: str) -> tuple[int, int]:
 def simulate(
     state: str, steps: tuple[int, ...], formats: Sequence[str], seed: int = 0
 ) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
-    """The numbers of formats of a state with tensors of one shape after each of `steps`. They do not depend on which others there are."""
+    """The numbers of formats of a state with tensors of one shape after each of `steps`. They do
+    not depend on which others there are.
+    """
     slot, make, signed, spread = STATES[state]
     every = {"float32": lowbit.scaled("float32"), **specs(signed)}
     names = {name: every[name] for name in ("float32", *formats)}
@@ -166,8 +177,12 @@ def simulate(
             )
 
 
-def missing(results: dict[str, Any], state: str, quick: bool) -> Iterator[tuple[list[str], tuple[int, ...]]]:  # fmt: skip
-    """Formats and steps that results lack: first presets' formats, then the others up to 10,000 steps, then to the end."""
+def missing(
+    results: dict[str, Any], state: str, quick: bool
+) -> Iterator[tuple[list[str], tuple[int, ...]]]:
+    """Formats and steps that results lack: first presets' formats,
+    then the others up to 10,000 steps, then to the end.
+    """
     signed, done = STATES[state].signed, results.get(state, {})
     large = [name for name in specs(signed) if shape_of(name) == SQUARE]
     some = [name for name in of_presets(signed) if name not in large]
@@ -183,7 +198,7 @@ def missing(results: dict[str, Any], state: str, quick: bool) -> Iterator[tuple[
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--only", nargs="*", choices=list(STATES), default=list(STATES))
     parser.add_argument(
         "--quick", action="store_true", help="to the end with presets' formats only"
@@ -193,17 +208,27 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    work = [] if args.page else [
-        (i, state, formats, steps)
-        for state in args.only
-        for i, (formats, steps) in enumerate(missing({} if args.again else results, state, args.quick))
-    ]  # fmt: skip
+    work = (
+        []
+        if args.page
+        else [
+            (i, state, formats, steps)
+            for state in args.only
+            for i, (formats, steps) in enumerate(
+                missing({} if args.again else results, state, args.quick)
+            )
+        ]
+    )
     for _, state, formats, steps in sorted(work, key=lambda entry: entry[0]):
         begun = time.monotonic()
         for step, numbers in simulate(state, steps, formats):
             results.setdefault(state, {}).setdefault(str(step), {}).update(numbers)
             RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
-            print(f"{state}, {len(formats)} formats, {step:,} steps: {time.monotonic() - begun:.0f} s", flush=True)  # fmt: skip
+            print(
+                f"{state}, {len(formats)} formats, {step:,} steps: "
+                f"{time.monotonic() - begun:.0f} s",
+                flush=True,
+            )
     (ROOT / "docs" / "drift.md").write_text(drift_page.page(results))
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import lowbit
+from bench.page import filled
 
 STEPS = (1_000, 10_000, 100_000)
-# The largest bias, over all steps, up to which a preset is recommended; and up to which it is tolerated: of the second
-# moment's root where magnitudes are alike, and of the first moment where they are not.
+# The largest bias, over all steps, up to which a preset is recommended; and up to which it is
+# tolerated: of the second moment's root where magnitudes are alike, and of the first moment where
+# they are not.
 RECOMMENDED, TOLERATED, TOLERATED_FIRST = 0.15, 0.3, 0.5
 STATE = ("exp_avg_sq_alike", "exp_avg_sq", "exp_avg")
 
@@ -23,7 +25,9 @@ def label(spec: dict[str, Any]) -> str:
 
 
 def numbers(results: Results, state: str, name: str, what: str = "bias") -> list[float | None]:
-    """A number of a format after each of STEPS; None where it was not measured. Float32 and its means have no drift."""
+    """A number of a format after each of STEPS; None where it was not measured.
+    Float32 and its means have no drift.
+    """
     if name.startswith(("float32", "factored")):
         return [0.0] * len(STEPS)
     saved = results.get(state, {})
@@ -36,7 +40,9 @@ def worst(found: list[float | None]) -> float | None:
 
 
 def of_preset(results: Results, preset: dict[str, Any]) -> list[float | None]:
-    """The largest bias of the second moment's root, of like and unlike magnitudes, and of the first moment."""
+    """The largest bias of the second moment's root, of like and unlike magnitudes,
+    and of the first moment.
+    """
     kinds = ("unsigned", "unsigned", "signed")
     return [
         worst(numbers(results, state, label(preset[kind])))
@@ -86,65 +92,121 @@ def page(results: Results) -> str:
     for preset in presets:
         found = of_preset(results, preset)
         rows.append([f"`{preset['name']}`", *map(percent, found), verdict(found)])
-    return "\n".join([
-        "# Drift",
-        "",
-        "How far stored state moves away from float32's under the same stationary gradients. `python -m bench.drift` simulates",
-        "one tensor of 512 elements with the CPU's own step, continues where it stopped, and writes this page. Formats with scales",
-        "of rows and columns have one of 256 rows of 256, since a row and a column of a few elements fit each of them too well.",
-        "",
-        "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of *unlike* magnitudes log s has a standard",
-        "deviation of 1, so a block of 256 covers some five binary orders each way; of *like* ones s is the same everywhere.",
-        "",
-        "* **Bias** of a mean: its part along the gradient's mean, relative to float32's. Of a second moment: of its root, by",
-        "  which a step is divided. Elements count alike, relative to s. Averages of 20 looks in the last tenth of the steps.",
-        "* **Error** of a mean: the root mean square of what differs, relative to float32's.",
-        "",
-        "An empty cell is not measured yet.",
-        "",
-        "## Presets",
-        "",
-        "The largest bias after 1,000, 10,000 and 100,000 steps, where they were measured; the first moment is one of unlike",
-        "magnitudes. A preset is",
-        "",
-        f"* **recommended** if all three are at most {percent(RECOMMENDED)};",
-        f"* **warned about** if like magnitudes are off by more than {percent(TOLERATED)}, or the first moment by more than {percent(TOLERATED_FIRST)};",
-        "* **tolerated** otherwise: small values of a block lose part of their first moment and take smaller steps than they",
-        "  should, because a second moment never becomes zero, or all steps are smaller by a constant factor.",
-        "",
-        *table(["preset", "root of second moment, like magnitudes", "unlike magnitudes", "first moment", "verdict"], rows),
-        "The second moment of `bfloat16` to the nearest grows for as long as a run lasts: a step of beta2 0.999 is less than half",
-        "a unit in the last place downwards, and is lost. `bfloat16_stochastic` takes the same bytes and does not drift.",
-        "With rounding to nearest, `log8` and `log8_fixed` settle beside the mean; `rounding=\"stochastic\"` brings them back.",
-        "`6bit` settles high for the same reason as `bfloat16`: its steps of 1/64 swallow small changes, most of all downwards; with",
-        "fewer bits the block's own maximum holds the values down. Factored moments are float32 means, which do not drift; what",
-        "they approximate is another matter. The loss of some presets after a real run is in [quality.md](quality.md).",
-        "",
-        "## AdEMAMix's slow mean",
-        "",
-        "A decay of 0.9999. Presets keep it in `bfloat16`, stochastic; [optimizers.md](optimizers.md#presets) says how to",
-        "choose otherwise, with a warning for every format here but that and float32. Where gradients have no mean, float32's own slow",
-        "mean is only noise, and the error is 11 % of that after 6,000 steps.",
-        "",
-        *series(results, "exp_avg_slow", ["bias", "error"], "format"),
-        "## Lion",
-        "",
-        "Betas of 0.9 and 0.99. Lion's update is a sign: *signs* is the share of updates with another one than float32's. Half of",
-        "them would be chance. With `2bit` more than a third are wrong, with `8bit` less than a hundredth: do not train Lion with",
-        "two bits.",
-        "",
-        *series(results, "lion", ["error", "signs"], "format"),
-        "## Second moment, like magnitudes",
-        "",
-        "Of Adam's second moment, beta2 0.999: the bias of its root.",
-        "",
-        *series(results, "exp_avg_sq_alike", ["bias"], "format"),
-        "## Second moment, unlike magnitudes",
-        "",
-        *series(results, "exp_avg_sq", ["bias"], "format"),
-        "## First moment",
-        "",
-        "Of Adam's first moment, beta1 0.9.",
-        "",
-        *series(results, "exp_avg", ["bias", "error"], "format"),
-    ]).rstrip() + "\n"  # fmt: skip
+    return (
+        "\n".join(
+            [
+                "# Drift",
+                "",
+                filled(
+                    "How far stored state moves away from float32's under the same stationary "
+                    "gradients. `python -m bench.drift` simulates one tensor of 512 elements with "
+                    "the CPU's own step, continues where it stopped, and writes this page. Formats "
+                    "with scales of rows and columns have one of 256 rows of 256, since a row and "
+                    "a column of a few elements fit each of them too well."
+                ),
+                "",
+                filled(
+                    "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of "
+                    "*unlike* magnitudes log s has a standard deviation of 1, so a block of 256 "
+                    "covers some five binary orders each way; of *like* "
+                    "ones s is the same everywhere."
+                ),
+                "",
+                (
+                    "* **Bias** of a mean: its part along the gradient's mean, relative to "
+                    "float32's. Of a second moment: of its root, by"
+                ),
+                (
+                    "  which a step is divided. Elements count alike, relative to s. Averages of "
+                    "20 looks in the last tenth of the steps."
+                ),
+                (
+                    "* **Error** of a mean: the root mean square of what "
+                    "differs, relative to float32's."
+                ),
+                "",
+                "An empty cell is not measured yet.",
+                "",
+                "## Presets",
+                "",
+                filled(
+                    "The largest bias after 1,000, 10,000 and 100,000 steps, where they were "
+                    "measured; the first moment is one of unlike magnitudes. A preset is"
+                ),
+                "",
+                f"* **recommended** if all three are at most {percent(RECOMMENDED)};",
+                (
+                    "* **warned about** if like magnitudes are off by more than "
+                    f"{percent(TOLERATED)}, or the first moment by more than "
+                    f"{percent(TOLERATED_FIRST)};"
+                ),
+                (
+                    "* **tolerated** otherwise: small values of a block lose part of their first "
+                    "moment and take smaller steps than they"
+                ),
+                (
+                    "  should, because a second moment never becomes zero, or all steps are "
+                    "smaller by a constant factor."
+                ),
+                "",
+                *table(
+                    [
+                        "preset",
+                        "root of second moment, like magnitudes",
+                        "unlike magnitudes",
+                        "first moment",
+                        "verdict",
+                    ],
+                    rows,
+                ),
+                filled(
+                    "The second moment of `bfloat16` to the nearest grows for as long as a run "
+                    "lasts: a step of beta2 0.999 is less than half a unit in the last place "
+                    "downwards, and is lost. `bfloat16_stochastic` takes the same bytes and does "
+                    "not drift. With rounding to nearest, `log8` and `log8_fixed` settle beside "
+                    'the mean; `rounding="stochastic"` brings them back. `6bit` settles high for '
+                    "the same reason as `bfloat16`: its steps of 1/64 swallow small changes, most "
+                    "of all downwards; with fewer bits the block's own maximum holds the values "
+                    "down. Factored moments are float32 means, which do not drift; what they "
+                    "approximate is another matter. The loss of some presets after a real run is "
+                    "in [quality.md](quality.md)."
+                ),
+                "",
+                "## AdEMAMix's slow mean",
+                "",
+                filled(
+                    "A decay of 0.9999. Presets keep it in `bfloat16`, stochastic; "
+                    "[optimizers.md](optimizers.md#presets) says how to choose otherwise, with a "
+                    "warning for every format here but that and float32. Where gradients have no "
+                    "mean, float32's own slow mean is only noise, and the error is 11 % of that "
+                    "after 6,000 steps."
+                ),
+                "",
+                *series(results, "exp_avg_slow", ["bias", "error"], "format"),
+                "## Lion",
+                "",
+                filled(
+                    "Betas of 0.9 and 0.99. Lion's update is a sign: *signs* is the share of "
+                    "updates with another one than float32's. Half of them would be chance. With "
+                    "`2bit` more than a third are wrong, with `8bit` less than a hundredth: do not "
+                    "train Lion with two bits."
+                ),
+                "",
+                *series(results, "lion", ["error", "signs"], "format"),
+                "## Second moment, like magnitudes",
+                "",
+                "Of Adam's second moment, beta2 0.999: the bias of its root.",
+                "",
+                *series(results, "exp_avg_sq_alike", ["bias"], "format"),
+                "## Second moment, unlike magnitudes",
+                "",
+                *series(results, "exp_avg_sq", ["bias"], "format"),
+                "## First moment",
+                "",
+                "Of Adam's first moment, beta1 0.9.",
+                "",
+                *series(results, "exp_avg", ["bias", "error"], "format"),
+            ]
+        ).rstrip()
+        + "\n"
+    )

@@ -1,4 +1,6 @@
-"""`python -m bench.ema`: how far an average of weights in each format is from its exact value. Prints the numbers of docs/ema.md; some minutes on one core."""
+"""`python -m bench.ema`: how far an average of weights in each format is from its exact value.
+Prints the numbers of docs/ema.md; some minutes on one core.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CODES = ("linear8", "dynamic8", "float8_e4m3")
 
 
 def weights(steps: int, seed: int) -> Iterator[Tensor]:
-    """Weights of a random walk: they move a little every step and never come to rest. Float32; the same tensor each time."""
+    """Weights of a random walk: they move a little every step and never come to rest. Float32;
+    the same tensor each time.
+    """
     generator = torch.Generator().manual_seed(seed)
     w = torch.randn(SHAPE, generator=generator) * 0.02
     for _ in range(steps):
@@ -58,7 +62,9 @@ def torchs(decay: float, dtype: torch.dtype) -> Averages:
 
 
 def coded(decay: float, name: str) -> Averages:
-    """Codes of fewer bits, rounded stochastically: momentum of SGD with the weights as its gradients and a learning rate of 0."""
+    """Codes of fewer bits, rounded stochastically: momentum of SGD with the weights as its
+    gradients and a learning rate of 0.
+    """
     p = nn.Parameter(torch.zeros(SHAPE))
     given = lowbit.scaled(name, rounding="stochastic")
     opt = lowbit.SGD([("w", p)], lr=0.0, momentum=decay, dampening=decay, state_format=given)
@@ -71,7 +77,9 @@ def coded(decay: float, name: str) -> Averages:
         # The step is p = p - lr * buffer.
         q = nn.Parameter(torch.zeros(SHAPE))
         reader = lowbit.SGD([("w", q)], lr=1.0, momentum=1.0, dampening=1.0, state_format=given)
-        reader.load_state_dict({**opt.state_dict(), "param_groups": reader.state_dict()["param_groups"]})  # fmt: skip
+        reader.load_state_dict(
+            {**opt.state_dict(), "param_groups": reader.state_dict()["param_groups"]}
+        )
         q.grad = torch.zeros(SHAPE)
         reader.step()
         return -q.detach()
@@ -90,7 +98,9 @@ def contestants(decay: float) -> dict[str, Averages]:
 
 
 def measured(decay: float, steps: int, seed: int = 0) -> dict[str, float]:
-    """For each contestant the distance of its average from the one in double, in units of the weights' distance from that."""
+    """For each contestant the distance of its average from the one in double, in units of the
+    weights' distance from that.
+    """
     several, exact = contestants(decay), None
     for w in weights(steps, seed):
         exact = w.double() if exact is None else exact.lerp_(w.double(), 1.0 - decay)
@@ -98,7 +108,9 @@ def measured(decay: float, steps: int, seed: int = 0) -> dict[str, float]:
             each.update(w)
     assert exact is not None
     away = (w.double() - exact).norm()
-    return {name: float((each.value().double() - exact).norm() / away) for name, each in several.items()}  # fmt: skip
+    return {
+        name: float((each.value().double() - exact).norm() / away) for name, each in several.items()
+    }
 
 
 def main() -> None:

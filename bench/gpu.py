@@ -1,9 +1,10 @@
 """All checks on a GPU, without a network, within the minutes that there are: `make gpu`.
 
-    python -m bench.gpu [-C cmake.define.NAME=VALUE ...]   builds; writes out/gpu.json and out/gpu.md,
-                                                           and logs in out/gpu/
+    python -m bench.gpu [-C cmake.define.NAME=VALUE ...]   builds; writes out/gpu.json and
+                                                           out/gpu.md, and logs in out/gpu/
     python -m bench.gpu --wheel FILE                       takes a wheel of lowbit, builds nothing
-    python -m bench.gpu --parts bits speed --minutes 4     some parts (bench/gpu_stages.py), in order
+    python -m bench.gpu --parts bits speed --minutes 4     some parts (bench/gpu_stages.py),
+                                                           in order
     python -m bench.gpu --wheels FOLDER                    installs baselines for the bench first
     python -m bench.gpu --rehearse                         the same on the CPU, at tiny sizes
     python -m bench.gpu --page out/gpu.json                rewrites the page
@@ -54,13 +55,15 @@ def refusals(choice: Choice) -> list[str]:
     builds = choice.wheel is None and not choice.rehearse
     if sys.version_info < (3, 10):  # noqa: UP036 this runs before anything is installed
         reasons.append(
-            f"Python {platform.python_version()} is too old: lowbit needs 3.10; make gpu PY=python3.12"
+            f"Python {platform.python_version()} is too old: lowbit needs 3.10; make gpu "
+            "PY=python3.12"
         )
     needed = (*MODULES, *TO_BUILD) if builds else MODULES
     lacking = [m for m in needed if importlib.util.find_spec(m) is None]
     if lacking:
         reasons.append(
-            f"{sys.executable} has no {', '.join(lacking)}: `make gpu` downloads nothing, so install them first"
+            f"{sys.executable} has no {', '.join(lacking)}: `make gpu` downloads nothing, so "
+            "install them first"
         )
     if choice.wheel and not choice.wheel.is_file():
         reasons.append(f"{choice.wheel}: no such file; `make wheel` writes one into out/")
@@ -69,7 +72,8 @@ def refusals(choice: Choice) -> list[str]:
             reasons.append(f"{tool} is not on PATH")
     if builds and not nvcc():
         reasons.append(
-            "nvcc was found neither on PATH nor in CUDA_HOME nor in /usr/local/cuda*/bin: the kernels cannot be built"
+            "nvcc was found neither on PATH nor in CUDA_HOME nor in /usr/local/cuda*/bin: the "
+            "kernels cannot be built"
         )
     if importlib.util.find_spec("torch") is None:
         return [
@@ -90,7 +94,8 @@ def refusals(choice: Choice) -> list[str]:
         reasons.append(f"torch {torch.__version__} is built without CUDA")
     elif not torch.cuda.is_available():
         reasons.append(
-            f"torch {torch.__version__} sees no GPU (torch.cuda.is_available() is False); nvidia-smi shows whether there is one"
+            f"torch {torch.__version__} sees no GPU (torch.cuda.is_available() is False); "
+            "nvidia-smi shows whether there is one"
         )
     return reasons
 
@@ -111,10 +116,22 @@ def describe() -> dict:
     if torch.cuda.is_available():
         gpu["multiprocessors"] = str(torch.cuda.get_device_properties(0).multi_processor_count)
     return {
-        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"), "gpu": gpu, "python": platform.python_version(),
-        "torch": torch.__version__, "cuda": torch.version.cuda, "commit": printed("git", "rev-parse", "--short", "HEAD").strip() or "unknown", "cores": os.cpu_count(),
-        "nvcc": next((line for line in printed(nvcc() or "nvcc", "--version").splitlines() if "release" in line), "unknown").strip(),
-    }  # fmt: skip
+        "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
+        "gpu": gpu,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "cuda": torch.version.cuda,
+        "commit": printed("git", "rev-parse", "--short", "HEAD").strip() or "unknown",
+        "cores": os.cpu_count(),
+        "nvcc": next(
+            (
+                line
+                for line in printed(nvcc() or "nvcc", "--version").splitlines()
+                if "release" in line
+            ),
+            "unknown",
+        ).strip(),
+    }
 
 
 def printed(*command: str) -> str:
@@ -132,18 +149,30 @@ def page(report: dict) -> str:
     failed = [s["name"] for s in report["stages"] if s["status"] != "passed"]
     parts = [
         f"# {gpu.get('name', 'A GPU')}: build, tests, sanitizers, bench",
-        f"`make gpu`, {machine['date']}, commit {machine['commit']}, {report['seconds'] / 60:.1f} minutes. "
+        (
+            f"`make gpu`, {machine['date']}, commit {machine['commit']}, "
+            f"{report['seconds'] / 60:.1f} minutes. "
+        )
         + (f"**Not passed: {', '.join(failed)}.**" if failed else "All stages passed."),
-        "\n".join([
-            "* before: " + ", ".join(f"{k} {v}" for k, v in gpu.items()),
-            "* after: " + ", ".join(f"{k} {v}" for k, v in report.get("clocks_after", {}).items()),
-            f"* Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda']}, {machine['nvcc']}, {machine['cores']} cores",
-        ]),
+        "\n".join(
+            [
+                "* before: " + ", ".join(f"{k} {v}" for k, v in gpu.items()),
+                "* after: "
+                + ", ".join(f"{k} {v}" for k, v in report.get("clocks_after", {}).items()),
+                (
+                    f"* Python {machine['python']}, torch {machine['torch']}, CUDA "
+                    f"{machine['cuda']}, {machine['nvcc']}, {machine['cores']} cores"
+                ),
+            ]
+        ),
         *(["## Asked, measured, met", asked.page(report["asked"])] if report.get("asked") else []),
         "## Stages",
         baselines_line(report["stages"]),
-        table(["stage", "status", "seconds", ""], [[s["name"], s["status"], f"{s['seconds']:.0f}", note(s)] for s in report["stages"]]),
-    ]  # fmt: skip
+        table(
+            ["stage", "status", "seconds", ""],
+            [[s["name"], s["status"], f"{s['seconds']:.0f}", note(s)] for s in report["stages"]],
+        ),
+    ]
     for s in report["stages"]:
         trouble = [*s.get("failures", []), *s.get("errors", [])]
         if trouble:
@@ -184,8 +213,13 @@ def baselines_line(stages: list[dict]) -> str:
     """A sentence about the baselines installed for the bench."""
     stage = next((s for s in stages if s["name"] == "baselines"), None)
     if stage is None:
-        return "No wheels of baselines were given (`make gpu WHEELS=folder`): baselines that are not installed are skipped."
-    found = ", ".join(f"{name} {version}" for name, version in sorted(stage.get("baselines", {}).items()))  # fmt: skip
+        return (
+            "No wheels of baselines were given (`make gpu WHEELS=folder`): baselines that are not "
+            "installed are skipped."
+        )
+    found = ", ".join(
+        f"{name} {version}" for name, version in sorted(stage.get("baselines", {}).items())
+    )
     return f"Baselines of the bench, from wheels: {found or 'none'}."
 
 
@@ -205,7 +239,7 @@ def write(report: dict, path: pathlib.Path) -> None:
     try:
         report["asked"] = asked.lines(report)
     except Exception as error:  # an unexpected form of a result
-        print(f"the goals could not be evaluated: {type(error).__name__}: {error}", file=sys.stderr)  # fmt: skip
+        print(f"the goals could not be evaluated: {type(error).__name__}: {error}", file=sys.stderr)
     path.write_text(json.dumps(report, indent=1) + "\n")
     try:
         path.with_suffix(".md").write_text(page(report))
@@ -236,7 +270,10 @@ def run(
                 report["seconds"] = time.perf_counter() - BEGAN
                 report["clocks_after"] = machine.gpu_clocks()
                 write(report, out / "gpu.json")
-                print(f"[{report['seconds']:5.0f} s] {stage.name}: {result['status']} {note(result)}", flush=True)  # fmt: skip
+                print(
+                    f"[{report['seconds']:5.0f} s] {stage.name}: {result['status']} {note(result)}",
+                    flush=True,
+                )
         if not said and (verdict := asked.verdict(report)):
             said = True
             print(f"[{report['seconds']:5.0f} s] VERDICT: {verdict}", flush=True)
@@ -245,7 +282,7 @@ def run(
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out")
     parser.add_argument(
         "--page",
@@ -261,7 +298,12 @@ def main() -> int:
         metavar="KEY=VALUE",
         help="for pip install",
     )
-    parser.add_argument("--wheels", type=pathlib.Path, metavar="FOLDER", help="wheels of baselines, for the bench: docs/bench.md")  # fmt: skip
+    parser.add_argument(
+        "--wheels",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="wheels of baselines, for the bench: docs/bench.md",
+    )
     parser.add_argument(
         "--wheel", type=pathlib.Path, metavar="FILE", help="of lowbit, instead of a build"
     )

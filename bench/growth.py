@@ -1,4 +1,6 @@
-"""Cost by size: time per parameter from 2^10 to 2^28 elements, and the fixed cost of each tensor."""
+"""Cost by size: time per parameter from 2^10 to 2^28 elements,
+and the fixed cost of each tensor.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,9 @@ def race(settings: Settings, shapes: Shapes) -> dict[str, float]:
 
 
 def each_tensor(settings: Settings) -> dict[str, dict[str, float]]:
-    """Median microseconds for each of COUNT tiny tensors: in consecutive steps, and in a step with cold caches."""
+    """Median microseconds for each of COUNT tiny tensors: in consecutive steps,
+    and in a step with cold caches.
+    """
     params = Params([(ROWS, COLS)] * COUNT, settings.device)
     entries: list[Contestant] = [
         kind() for kind in (baselines.Torch, baselines.TorchBfloat16, SmallEight, SmallFour)

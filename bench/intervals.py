@@ -7,13 +7,15 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-# The 0.975 quantile of Student's t for 1, 2, ... degrees of freedom (tables of any textbook, such as NIST/SEMATECH
-# e-Handbook of Statistical Methods, 1.3.6.7.2).
+# The 0.975 quantile of Student's t for 1, 2, ... degrees of freedom (tables of any textbook, such
+# as NIST/SEMATECH e-Handbook of Statistical Methods, 1.3.6.7.2).
 QUANTILES = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 class Interval(NamedTuple):
-    """The mean of differences and half the width of its 95 % confidence interval, infinite for one difference."""
+    """The mean of differences and half the width of its 95 % confidence interval,
+    infinite for one difference.
+    """
 
     mean: float
     half: float

@@ -1,11 +1,13 @@
-"""Saves that are killed: whether the last whole checkpoint is always there, and what is broken is told from it.
+"""Saves that are killed: whether the last whole checkpoint is always there,
+and what is broken is told from it.
 
     python -m bench.kills                 100 kills of saves on 2 ranks
     python -m bench.kills --count 10 --ranks 4 --mib 64 --sync
 
-Ranks save into one path over and over, each time other values. After a random moment one of them, or all, get SIGKILL. Then the checkpoint of that
-name must hold the values of the last save that ended, or of the next one, whole, with its digests; what the killed save left is refused by name, and
-the next save removes it. Nothing is cleaned by hand.
+Ranks save into one path over and over, each time other values. After a random moment one of them,
+or all, get SIGKILL. Then the checkpoint of that name must hold the values of the last save that
+ended, or of the next one, whole, with its digests; what the killed save left is refused by name,
+and the next save removes it. Nothing is cleaned by hand.
 """
 
 from __future__ import annotations
@@ -62,7 +64,9 @@ def save_for_ever(
 
 
 def killed(folder: str, number: int, given: argparse.Namespace, chance: random.Random) -> int:
-    """Starts the ranks, waits for a save, and kills within the next two. Returns the seed of the last save that ended."""
+    """Starts the ranks, waits for a save, and kills within the next two.
+    Returns the seed of the last save that ended.
+    """
     context = multiprocessing.get_context("fork")
     here, there = context.Pipe(duplex=False)
     ranks = [
@@ -88,7 +92,9 @@ def killed(folder: str, number: int, given: argparse.Namespace, chance: random.R
 
 
 def check(folder: str, last: int, given: argparse.Namespace) -> str:
-    """What the kill left: "whole", or "whole, and one that is broken". AssertionError where anything else is there."""
+    """What the kill left: "whole", or "whole, and one that is broken".
+    AssertionError where anything else is there.
+    """
     path = pathlib.Path(folder, "run")
     checkpoint.verify(path)
     loaded = state(0, given.ranks, given.mib)
@@ -100,7 +106,11 @@ def check(folder: str, last: int, given: argparse.Namespace) -> str:
     )
     for name, t in loaded["model"].items():
         assert bool((t == seed).all()), f"{name} is not of save {seed}"
-    others = sorted(p.name for p in pathlib.Path(folder).iterdir() if p.name != "run" and not p.name.startswith("store"))  # fmt: skip
+    others = sorted(
+        p.name
+        for p in pathlib.Path(folder).iterdir()
+        if p.name != "run" and not p.name.startswith("store")
+    )
     assert others in ([], [".run.partial-saving"]), others
     if not others:
         return "whole"
@@ -126,7 +136,7 @@ def run(given: argparse.Namespace) -> Counter[str]:
 
 
 def arguments(words: list[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--count", type=int, default=100)
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--mib", type=int, default=16, help="of a checkpoint")
@@ -143,7 +153,16 @@ def main() -> None:
     given = arguments()
     facts, start = machine.describe("cpu"), time.monotonic()
     seen = run(given)
-    report = {"machine": facts, "kills": given.count, "ranks": given.ranks, "mib": given.mib, "sync": given.sync, "seed": given.seed, "left": dict(seen), "seconds": round(time.monotonic() - start, 1)}  # fmt: skip
+    report = {
+        "machine": facts,
+        "kills": given.count,
+        "ranks": given.ranks,
+        "mib": given.mib,
+        "sync": given.sync,
+        "seed": given.seed,
+        "left": dict(seen),
+        "seconds": round(time.monotonic() - start, 1),
+    }
     print(json.dumps(report, indent=1))
     if given.json:
         given.json.parent.mkdir(parents=True, exist_ok=True)

@@ -39,9 +39,21 @@ FLAGS = (
 )
 # Queried one by one if the query for all fails: an old driver does not know every field.
 GPU_FIELDS = (
-    "name", "driver_version", "memory.total", "compute_cap", "pstate", "clocks.sm", "clocks.mem", "clocks.max.sm", "clocks.max.mem",
-    "temperature.gpu", "power.draw", "power.limit", "ecc.mode.current", "clocks_throttle_reasons.active",
-)  # fmt: skip
+    "name",
+    "driver_version",
+    "memory.total",
+    "compute_cap",
+    "pstate",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "temperature.gpu",
+    "power.draw",
+    "power.limit",
+    "ecc.mode.current",
+    "clocks_throttle_reasons.active",
+)
 CLOCKS = (
     "clocks.sm",
     "clocks.mem",
@@ -61,14 +73,22 @@ def describe(device: str) -> dict[str, object]:
     facts: dict[str, object] = {
         "date": datetime.now(timezone.utc).isoformat(timespec="minutes"),
         "cpu": cpu.get("model name") or platform.processor() or platform.machine(),
-        "cpu_family": cpu.get("cpu family"), "cpu_model": cpu.get("model"), "mhz": cpu.get("cpu MHz"), "cache": cpu.get("cache size"),
+        "cpu_family": cpu.get("cpu family"),
+        "cpu_model": cpu.get("model"),
+        "mhz": cpu.get("cpu MHz"),
+        "cache": cpu.get("cache size"),
         "flags": [f for f in FLAGS if f in (cpu.get("flags") or cpu.get("Features") or "").split()],
-        "isa": lowbit.catalog()["isa"], "isas": lowbit.catalog()["isas"],
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "isa": lowbit.catalog()["isa"],
+        "isas": lowbit.catalog()["isas"],
+        "cores": len(os.sched_getaffinity(0))
+        if hasattr(os, "sched_getaffinity")
+        else os.cpu_count(),
         "memory_gib": round(memory_fields(meminfo()).get("MemTotal", 0) / 2**30, 1),
-        "load": list(os.getloadavg()), "system": platform.platform(), "python": platform.python_version(),
+        "load": list(os.getloadavg()),
+        "system": platform.platform(),
+        "python": platform.python_version(),
         "versions": {p: installed(p) for p in PACKAGES},
-    }  # fmt: skip
+    }
     if device == "cuda":
         facts["cuda"] = torch.version.cuda
         facts["gpu"] = query(GPU_FIELDS) or {"name": torch.cuda.get_device_name()}
@@ -133,7 +153,9 @@ def query(fields: tuple[str, ...]) -> dict[str, str]:
 
 
 def parsed(text: str, fields: tuple[str, ...]) -> dict[str, str]:
-    """One line of nvidia-smi's CSV by field, without unavailable values ([N/A], [Not Supported], [Unknown Error])."""
+    """One line of nvidia-smi's CSV by field,
+    without unavailable values ([N/A], [Not Supported], [Unknown Error]).
+    """
     line = next((line for line in text.splitlines() if line.strip()), "")
     values = [value.strip() for value in line.split(",")]
     if len(values) != len(fields):

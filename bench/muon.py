@@ -1,12 +1,14 @@
-"""Muon on this machine: the own product beside torch's float32 one, and whole steps beside torch.optim.Muon.
+"""Muon on this machine: the own product beside torch's float32 one,
+and whole steps beside torch.optim.Muon.
 
-    python -m bench.muon                 ratios of the product and of a step, for one and two threads
+    python -m bench.muon                 ratios of the product and of a step,
+                                         for one and two threads
     python -m bench.muon --size 512      other square matrices; 1024 by default
     python -m bench.muon --rounds 1      fewer rounds than 9
-    python -m bench.muon --torch         also torch.optim.Muon in bfloat16, a minute a step where the processor has no
-                                         AVX512-BF16
-    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 LOWBIT_ISA=avx2 python -m bench.muon --torch
-                                         as if it had none
+    python -m bench.muon --torch         also torch.optim.Muon in bfloat16, a minute a step where
+                                         the processor has no AVX512-BF16
+    ONEDNN_MAX_CPU_ISA=AVX2 ATEN_CPU_CAPABILITY=avx2 MKL_ENABLE_INSTRUCTIONS=AVX2 LOWBIT_ISA=avx2
+                                         python -m bench.muon --torch as if it had none
 
 Compare ratios, never times: all contestants of a ratio take turns in one run.
 """

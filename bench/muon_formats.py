@@ -1,11 +1,13 @@
-"""The error of Muon's update with the momentum in each signed format, behind Newton-Schulz, beside float32 momentum.
+"""The error of Muon's update with the momentum in each signed format, behind Newton-Schulz,
+beside float32 momentum.
 
-    python -m bench.muon_formats            # what bench/results/muon_formats.json does not have yet: minutes on one core
+    python -m bench.muon_formats            # what bench/results/muon_formats.json does not have
+                                            yet: minutes on one core
     python -m bench.muon_formats --table    # the tables of docs/muon-formats.md, from what is there
 
-The gradients are those of a small GPT in training, and synthetic ones with spectra of a power law. Momentum is
-requantized in every step, as Muon does: by lowbit.SGD, whose average is the same. The update that a step takes is then
-orthogonalized and compared.
+The gradients are those of a small GPT in training, and synthetic ones with spectra of a power law.
+Momentum is requantized in every step, as Muon does: by lowbit.SGD, whose average is the same. The
+update that a step takes is then orthogonalized and compared.
 """
 
 from __future__ import annotations
@@ -38,8 +40,14 @@ SHAPE = (256, 512)  # of synthetic gradients
 MOMENTUM = 0.95
 FOUR = ("dynamic4", "linear4", "power1_4", "power2_4")
 SCALES: tuple[dict[str, Any], ...] = (
-    {"block": 32}, {"block": 64}, {"block": 128}, {"scale": "row"}, {"scale": "column"}, {"scale": "rank1"}, {"scale": "tensor"}
-)  # fmt: skip
+    {"block": 32},
+    {"block": 64},
+    {"block": 128},
+    {"scale": "row"},
+    {"scale": "column"},
+    {"scale": "rank1"},
+    {"scale": "tensor"},
+)
 
 Matrices = dict[str, list[Tensor]]  # gradients of each step by name
 
@@ -49,8 +57,11 @@ def real() -> Matrices:
     torch.manual_seed(0)
     text, model = recipe.Text([], MODEL["context"]), recipe.GPT(**MODEL)
     opt = lowbit.MuonWithAdamW(
-        lowbit.muon_param_groups(model), lr=2e-3, adjust_lr_fn="match_rms_adamw", state_format="float32"
-    )  # fmt: skip
+        lowbit.muon_param_groups(model),
+        lr=2e-3,
+        adjust_lr_fn="match_rms_adamw",
+        state_format="float32",
+    )
     params, kept = dict(model.named_parameters()), {name: [] for name in REAL}
     for step in range(WARM_UP + STEPS):
         recipe.loss_of(model, text.batch(0, step, 8, 0, 1)).backward()
@@ -62,7 +73,9 @@ def real() -> Matrices:
 
 
 def synthetic() -> Matrices:
-    """A part that stays and one that changes in each step, of one size, each with a spectrum of a power law."""
+    """A part that stays and one that changes in each step, of one size,
+    each with a spectrum of a power law.
+    """
     torch.manual_seed(1)
 
     def drawn(power: float) -> Tensor:
@@ -96,10 +109,11 @@ class Measured:
         self.small = left[:, half:].T, right[half:].T  # the half of least singular values
 
     def errors(self, m: Tensor) -> dict[str, float]:
-        """Of momentum `m`: relative Frobenius errors, and the share of the descent <O, U> that is left.
+        """Of momentum `m`: relative Frobenius errors, and the share of the descent <O,
+        U> that is left.
 
-        In the small directions the exact update may be nearly nothing, so the error there is relative to the size that a
-        matrix has whose singular values are 1.
+        In the small directions the exact update may be nearly nothing, so the error there is
+        relative to the size that a matrix has whose singular values are 1.
         """
         found = orthogonal(m, self.g)
         off = found - self.exact
@@ -127,10 +141,12 @@ def momentum(opt: lowbit.SGD) -> list[Tensor]:
     """The float32 values of each parameter's momentum."""
     return [
         dequantize_slot(
-            [sharding.local(opt.state[p][e.key]) for e in lay.of_slots["momentum_buffer"]], lay, lay.slots[0]
+            [sharding.local(opt.state[p][e.key]) for e in lay.of_slots["momentum_buffer"]],
+            lay,
+            lay.slots[0],
         )
         for _, p, lay in opt.laid_out()
-    ]  # fmt: skip
+    ]
 
 
 def measure(
@@ -153,7 +169,8 @@ def measure(
     return out
 
 
-# ---- a low-rank part in 8 bits beside a remainder in 4, as GRASP (ICLR 2026) and MuonQ (arXiv:2605.11396) keep: nothing of it is in lowbit ----
+# ---- a low-rank part in 8 bits beside a remainder in 4, as GRASP (ICLR 2026) and MuonQ
+# (arXiv:2605.11396) keep: nothing of it is in lowbit ----
 
 REMAINDERS = ("blocks of 32", "blocks of 128", "rank 1")
 SHARES = (0, 64, 32, 16, 8)  # rank: the shorter side by this; 0: no low-rank part
@@ -174,7 +191,9 @@ def remainder(x: Tensor, how: str) -> Tensor:
         return by_blocks(x, "linear4", int(how.split()[-1]))
     row, column = x.abs().amax(1, keepdim=True), x.abs().amax(0, keepdim=True)
     scale = torch.minimum(row, column)
-    values = ops.dequantize(torch.arange(0, 256, 17, dtype=torch.uint8)[:, None], torch.ones(16, 1), "linear4", 128, 2)[:, 0]  # fmt: skip
+    values = ops.dequantize(
+        torch.arange(0, 256, 17, dtype=torch.uint8)[:, None], torch.ones(16, 1), "linear4", 128, 2
+    )[:, 0]
     values = values.unique()
     z = torch.where(scale > 0, x / scale, 0.0)
     at = torch.bucketize(z, (values[1:] + values[:-1]) / 2)
@@ -182,7 +201,9 @@ def remainder(x: Tensor, how: str) -> Tensor:
 
 
 class LowRank:
-    """A matrix of momentum: the factors of its largest directions in 8 bits, what is left of it in 4."""
+    """A matrix of momentum: the factors of its largest directions in 8 bits,
+    what is left of it in 4.
+    """
 
     def __init__(self, g: Tensor, share: int, how: str) -> None:
         self.how, self.rank = how, min(g.shape) // share if share else 0
@@ -192,9 +213,8 @@ class LowRank:
     def keep(self, m: Tensor) -> None:
         large = torch.zeros_like(m)
         if self.rank:
-            left = torch.linalg.qr(m @ self.right)[
-                0
-            ]  # a power iteration from the directions of the step before
+            # a power iteration from the directions of the step before
+            left = torch.linalg.qr(m @ self.right)[0]
             self.right = in_8_bits(m.T @ left)
             large = in_8_bits(left) @ self.right.T
         self.kept = large + remainder(m - large, self.how)
@@ -218,21 +238,27 @@ def measure_low_rank(
         for step, g in enumerate(several, 1):
             m = state.kept.lerp(g, 1 - MOMENTUM)
             if step in AT:
-                out[name][str(step)] = {key: round(value, 4) for key, value in exact[name][step].errors(m).items()}  # fmt: skip
+                out[name][str(step)] = {
+                    key: round(value, 4) for key, value in exact[name][step].errors(m).items()
+                }
             state.keep(m)
         sizes.append(state.bytes())
     return {"bytes": round(statistics.fmean(sizes), 3), "errors": out}
 
 
 def specs() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Names and `lowbit.scaled(...)`: those of 4 bits with every scale, then those of 8, then all others; each rounding."""
+    """Names and `lowbit.scaled(...)`: those of 4 bits with every scale, then those of 8,
+    then all others; each rounding.
+    """
     signed = [e for e in ops.entries("state") if e["signed"] and e["name"] != "float32"]
     for rounding in ("nearest", "stochastic"):
         for entry in sorted(signed, key=lambda e: (e["name"] not in FOUR, e["bits"] != 8)):
             scales: Sequence[dict[str, Any]] = SCALES if entry["name"] in FOUR else [{}]
             for scale in scales:
                 spec = lowbit.scaled(entry["name"], rounding=rounding, **scale)
-                cover = {"block": f"blocks of {spec['block']}", "none": "none"}.get(spec["scale"], spec["scale"])  # fmt: skip
+                cover = {"block": f"blocks of {spec['block']}", "none": "none"}.get(
+                    spec["scale"], spec["scale"]
+                )
                 yield f"{entry['name']}, {cover}, {rounding}", spec
 
 
@@ -242,11 +268,22 @@ def mean(found: dict[str, Any], key: str, names: Sequence[str]) -> float:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Markdown: all formats with blocks of their own length, and those of 4 bits with every scale."""
+    """Markdown: all formats with blocks of their own length,
+    and those of 4 bits with every scale.
+    """
     found = results["formats"]
-    made = [f"float32 momentum, {len(REAL)} matrices of a GPT, and {len(POWERS)} synthetic ones, {STEPS} steps; {results['cpu']}, {results['date'][:10]}.", ""]  # fmt: skip
+    made = [
+        (
+            f"float32 momentum, {len(REAL)} matrices of a GPT, and {len(POWERS)} synthetic ones, "
+            f"{STEPS} steps; {results['cpu']}, {results['date'][:10]}."
+        ),
+        "",
+    ]
     made += [
-        "| state | bits | momentum | update | small directions | descent | descent, stochastic | synthetic: update | descent |",
+        (
+            "| state | bits | momentum | update | small directions | descent | descent, stochastic "
+            "| synthetic: update | descent |"
+        ),
         "|---|---|---|---|---|---|---|---|---|",
     ]
     synthetic_names = [f"power {power:g}" for power in POWERS]
@@ -258,17 +295,26 @@ def tables(results: dict[str, Any]) -> str:
         if one["spec"]["scale"] in ("block", "none")
         and one["spec"]["block"] in (0, entries[one["spec"]["format"]]["block"])
     }
-    order = sorted(own, key=lambda n: (-entries[own[n]["spec"]["format"]]["bits"], -mean(own[n], "descent", REAL)))  # fmt: skip
+    order = sorted(
+        own,
+        key=lambda n: (-entries[own[n]["spec"]["format"]]["bits"], -mean(own[n], "descent", REAL)),
+    )
     for name in order:
         one, by_chance = own[name], found.get(name.replace("nearest", "stochastic"))
         format, block = one["spec"]["format"], one["spec"]["block"]
         real = " | ".join(f"{mean(one, key, REAL):.2f}" for key in ("momentum", "update", "small"))
         chance = f"{mean(by_chance, 'descent', REAL):.3f}" if by_chance else ""
         made.append(
-            f"| `{format}`{f', blocks of {block}' if block else ''} | {entries[format]['bits']} | {real} | {mean(one, 'descent', REAL):.3f} | {chance} | "
-            f"{mean(one, 'update', synthetic_names):.2f} | {mean(one, 'descent', synthetic_names):.3f} |"
+            f"| `{format}`{f', blocks of {block}' if block else ''} | {entries[format]['bits']} | "
+            f"{real} | {mean(one, 'descent', REAL):.3f} | {chance} | "
+            f"{mean(one, 'update', synthetic_names):.2f} | "
+            f"{mean(one, 'descent', synthetic_names):.3f} |"
         )
-    made += ["", "| 4 bits, scales of | bytes | " + " | ".join(f"`{f}`" for f in FOUR) + " |", "|---" * (len(FOUR) + 2) + "|"]  # fmt: skip
+    made += [
+        "",
+        "| 4 bits, scales of | bytes | " + " | ".join(f"`{f}`" for f in FOUR) + " |",
+        "|---" * (len(FOUR) + 2) + "|",
+    ]
     for scale in SCALES:
         cells = []
         for format in FOUR:
@@ -276,15 +322,26 @@ def tables(results: dict[str, Any]) -> str:
             one = next(x for x in nearest.values() if x["spec"] == spec)
             cells.append(f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}")
         size = 0.5 + (4 / scale["block"] if "block" in scale else 0)
-        covers = f"blocks of {scale['block']}" if "block" in scale else {"rank1": "rank 1"}.get(scale["scale"], f"a {scale['scale']}")  # fmt: skip
+        covers = (
+            f"blocks of {scale['block']}"
+            if "block" in scale
+            else {"rank1": "rank 1"}.get(scale["scale"], f"a {scale['scale']}")
+        )
         made.append(f"| {covers} | {size:.2f} | {' | '.join(cells)} |")
-    made += ["", "| rank of the part in 8 bits | " + " | ".join(f"remainder in {how}" for how in REMAINDERS) + " |", "|---" * (len(REMAINDERS) + 1) + "|"]  # fmt: skip
+    made += [
+        "",
+        "| rank of the part in 8 bits | "
+        + " | ".join(f"remainder in {how}" for how in REMAINDERS)
+        + " |",
+        "|---" * (len(REMAINDERS) + 1) + "|",
+    ]
     for share in SHARES:
         cells = []
         for how in REMAINDERS:
             one = results["low_rank"][f"{share}, {how}"]
             cells.append(
-                f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}; {one['bytes']:.2f}"
+                f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}; "
+                f"{one['bytes']:.2f}"
             )
         made.append(
             f"| {f'1/{share} of the shorter side' if share else 'none'} | {' | '.join(cells)} |"
@@ -311,14 +368,18 @@ def main() -> None:
         return
     missing = {n: spec for n, spec in specs() if n not in results["formats"]}
     low_rank = results.setdefault("low_rank", {})
-    pairs = [(share, how) for share in SHARES for how in REMAINDERS if f"{share}, {how}" not in low_rank]  # fmt: skip
+    pairs = [
+        (share, how) for share in SHARES for how in REMAINDERS if f"{share}, {how}" not in low_rank
+    ]
     if missing or pairs:
         torch.set_num_threads(1)
         gradients = {**real(), **synthetic()}
         exact = references(gradients)
         facts = machine.describe("cpu")
         if missing:
-            results |= {"cpu": facts["cpu"], "isa": facts["isa"], "date": facts["date"], "versions": {p: facts["versions"][p] for p in ("torch", "lowbit")}}  # type: ignore[index]  # fmt: skip
+            results |= {key: facts[key] for key in ("cpu", "isa", "date")}
+            versions: Any = facts["versions"]
+            results["versions"] = {package: versions[package] for package in ("torch", "lowbit")}
         for name, spec in missing.items():
             found = measure(spec, gradients, exact)
             results["formats"][name] = {"spec": spec, "errors": found}
@@ -329,7 +390,8 @@ def main() -> None:
             low_rank[f"{share}, {how}"] = one = measure_low_rank(share, how, gradients, exact)
             write(results)
             print(
-                f"rank 1/{share}, remainder in {how}: descent {mean(one, 'descent', REAL):.3f}, {one['bytes']} bytes",
+                f"rank 1/{share}, remainder in {how}: descent {mean(one, 'descent', REAL):.3f}, "
+                f"{one['bytes']} bytes",
                 flush=True,
             )
 

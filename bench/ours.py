@@ -80,7 +80,9 @@ class Came(Lowbit):
 
 
 class General(Lowbit):
-    """As many bytes as Eight, in the general kernel, which serves combinations without a kernel of their own."""
+    """As many bytes as Eight, in the general kernel,
+    which serves combinations without a kernel of their own.
+    """
 
     name = "lowbit linear8, bf16 stochastic"
     devices = ("cuda",)
@@ -131,7 +133,9 @@ class FactoredAvx2(Avx2, Factored):
 
 @contextmanager
 def forced(isa: str) -> Iterator[None]:
-    """Forces an instruction set, like LOWBIT_ISA, so that contestants on two instruction sets can alternate in one process."""
+    """Forces an instruction set, like LOWBIT_ISA, so that contestants on two instruction sets can
+    alternate in one process.
+    """
     before = lowbit.catalog()["isa"]
     ops.set_isa(isa)
     try:

@@ -14,14 +14,20 @@ def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
     device = facts.get("gpu", {}).get("name", "the CPU") if "gpu" in facts else "the CPU"
     parts = [
         f"# Measured on {device}",
-        f"`{command}` writes this page; docs/bench.md describes the method. The run took {result['seconds']['all'] / 60:.1f} minutes.",
+        (
+            f"`{command}` writes this page; docs/bench.md describes the method. The run took "
+            f"{result['seconds']['all'] / 60:.1f} minutes."
+        ),
         machine(result),
         *[f"![{name.removesuffix('.png')}]({name})" for name in pictures],
     ]
     for key, title, write in (
-        ("step", "The step", step), ("growth", "Cost as size grows", growth), ("training", "Whole training steps", training),
-        ("checkpoint", "Checkpoints", checkpoint), ("start", "Before training begins", start),
-    ):  # fmt: skip
+        ("step", "The step", step),
+        ("growth", "Cost as size grows", growth),
+        ("training", "Whole training steps", training),
+        ("checkpoint", "Checkpoints", checkpoint),
+        ("start", "Before training begins", start),
+    ):
         failed = result.get("failed", {}).get(key)
         if key in result or failed:
             parts.append(f"## {title}")
@@ -36,8 +42,11 @@ def machine(result: Result) -> str:
     m = result["machine"]
     lines = [
         f"* {m['date']}, settings `{result['settings']}`",
-        f"* {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}, {m['mhz']} MHz, cache {m['cache']}), {m['cores']} cores, {m['memory_gib']} GiB; "
-        f"{' '.join(m['flags'])}; lowbit's kernels: {m['isa']}",
+        (
+            f"* {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}, {m['mhz']} MHz, "
+            f"cache {m['cache']}), {m['cores']} cores, {m['memory_gib']} GiB; "
+            f"{' '.join(m['flags'])}; lowbit's kernels: {m['isa']}"
+        ),
         f"* load at the start: {', '.join(f'{x:.1f}' for x in m['load'])}",
         f"* {m['system']}, Python {m['python']}, "
         + ", ".join(f"{p} {v}" for p, v in m["versions"].items() if v),
@@ -56,12 +65,18 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
 
 def filled(*sentences: str) -> str:
     """A paragraph whose lines fit a screen."""
-    return textwrap.fill(" ".join(s for s in sentences if s), 120, break_long_words=False, break_on_hyphens=False)  # fmt: skip
+    return textwrap.fill(
+        " ".join(s for s in sentences if s), 120, break_long_words=False, break_on_hyphens=False
+    )
 
 
 def busy(facts: Result) -> str:
     """What a reader must know of a timing beside other work; empty where the machine was quiet."""
-    return "**It was busy with other work: measure again when it is quiet.**" if facts["load"][0] > facts["cores"] / 2 else ""  # fmt: skip
+    return (
+        "**It was busy with other work: measure again when it is quiet.**"
+        if facts["load"][0] > facts["cores"] / 2
+        else ""
+    )
 
 
 def number(value: float | None, digits: int = 2) -> str:
@@ -69,18 +84,45 @@ def number(value: float | None, digits: int = 2) -> str:
 
 
 def step(cases: list[dict]) -> str:
-    parts = ["Times are medians over rounds in which all contestants take turns; ratios are medians over the same rounds. `of copy` is the bytes that the step moves over its time, as a share of the copy's speed."]  # fmt: skip
+    parts = [
+        (
+            "Times are medians over rounds in which all contestants take turns; ratios are medians "
+            "over the same rounds. `of copy` is the bytes that the step moves over its time, as a "
+            "share of the copy's speed."
+        )
+    ]
     for c in cases:
         threads = f", {c['threads']} thread{'s' * (c['threads'] > 1)}" if not c["clocks"] else ""
         cut = f" ({c['cut']})" if c["cut"] else ""
         parts.append(
-            f"### {c['workload']}{cut}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} tensors{threads}"
+            f"### {c['workload']}{cut}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} "
+            f"tensors{threads}"
         )
-        parts.append(table(
-            ["step", "ns / parameter", "to torch fused float32", "to the copy", "of copy", "GB/s", "state B / parameter"],
-            [[r["name"], number(r["ns_per_parameter"], 3), number(r["to_torch"]), number(r["to_copy"]), f"{r['of_copy_speed']:.0%}" if r["of_copy_speed"] else "",
-              number(r["gb_per_second"], 1), number(r["state_bytes"])] for r in c["rows"]],
-        ))  # fmt: skip
+        parts.append(
+            table(
+                [
+                    "step",
+                    "ns / parameter",
+                    "to torch fused float32",
+                    "to the copy",
+                    "of copy",
+                    "GB/s",
+                    "state B / parameter",
+                ],
+                [
+                    [
+                        r["name"],
+                        number(r["ns_per_parameter"], 3),
+                        number(r["to_torch"]),
+                        number(r["to_copy"]),
+                        f"{r['of_copy_speed']:.0%}" if r["of_copy_speed"] else "",
+                        number(r["gb_per_second"], 1),
+                        number(r["state_bytes"]),
+                    ]
+                    for r in c["rows"]
+                ],
+            )
+        )
         if c["clocks"]:
             parts.append("Just after: " + ", ".join(f"{k} {v}" for k, v in c["clocks"].items()))
         parts += [left_out(c["missing"])] if c["missing"] else []
@@ -107,59 +149,105 @@ def growth(g: dict) -> str:
     ]
     if "us_per_tensor" in g:
         parts += [
-            f"Microseconds for each of {g['tensors']:,} tensors of {' x '.join(map(str, g['shape']))}, including the work of its elements: consecutive steps, and "
-            "a step with cold caches.",
-            table(["", "again", "cold"], [[n, number(t["again"]), number(t["cold"])] for n, t in g["us_per_tensor"].items()]),
-        ]  # fmt: skip
+            (
+                f"Microseconds for each of {g['tensors']:,} tensors of "
+                f"{' x '.join(map(str, g['shape']))}, including the work of its elements: "
+                "consecutive steps, and a step with cold caches."
+            ),
+            table(
+                ["", "again", "cold"],
+                [[n, number(t["again"]), number(t["cold"])] for n, t in g["us_per_tensor"].items()],
+            ),
+        ]
     return "\n\n".join(parts)
 
 
 def training(t: dict) -> str:
     rows = [
-        [r["name"], number(r["ms_per_step"], 1), f"{r['tokens_per_second']:,.0f}", number(r["to_torch"]), number(r["peak_bytes"] / 2**20, 0)]
+        [
+            r["name"],
+            number(r["ms_per_step"], 1),
+            f"{r['tokens_per_second']:,.0f}",
+            number(r["to_torch"]),
+            number(r["peak_bytes"] / 2**20, 0),
+        ]
         for r in t["rows"]
-    ]  # fmt: skip
-    return "\n\n".join([
-        f"The model of recipes/train_gpt.py, width {t['width']}, {t['depth']} layers, {t['parameters'] / 1e6:.1f} M parameters, {t['batch']} sequences of {t['context']}, "
-        f"{t['threads']} thread(s), each optimizer in its own process, in turn. Memory is the peak above that of the process before the model is built.",
-        table(["", "ms / step", "tokens / s", "to torch fused float32", "peak MiB"], rows),
-        *([left_out(t["missing"])] if t["missing"] else []),
-    ])  # fmt: skip
+    ]
+    return "\n\n".join(
+        [
+            (
+                f"The model of recipes/train_gpt.py, width {t['width']}, {t['depth']} layers, "
+                f"{t['parameters'] / 1e6:.1f} M parameters, {t['batch']} sequences of "
+                f"{t['context']}, {t['threads']} thread(s), each optimizer in its own process, in "
+                "turn. Memory is the peak above that of the process before the model is built."
+            ),
+            table(["", "ms / step", "tokens / s", "to torch fused float32", "peak MiB"], rows),
+            *([left_out(t["missing"])] if t["missing"] else []),
+        ]
+    )
 
 
 def checkpoint(c: dict) -> str:
     verbs = list(c["rows"][0]["seconds"])
     parts = [
-        f"The state of {c['parameters'] / 2**20:.0f} Mi parameters, files in the page cache; seconds, and the ratio to a copy of the file:",
-        table(["", "MiB on disk", *verbs], [
-            [r["name"], number(r["bytes"] / 2**20, 1), *[f"{r['seconds'][v]:.3f} ({r['to_copy'][v]:.1f})" for v in verbs]] for r in c["rows"]
-        ]),
-    ]  # fmt: skip
+        (
+            f"The state of {c['parameters'] / 2**20:.0f} Mi parameters, files in the page cache; "
+            "seconds, and the ratio to a copy of the file:"
+        ),
+        table(
+            ["", "MiB on disk", *verbs],
+            [
+                [
+                    r["name"],
+                    number(r["bytes"] / 2**20, 1),
+                    *[f"{r['seconds'][v]:.3f} ({r['to_copy'][v]:.1f})" for v in verbs],
+                ]
+                for r in c["rows"]
+            ],
+        ),
+    ]
     if not c["tool"]:
         return "\n\n".join([*parts, "lowbit-ckpt is not on PATH, so resharding is not measured."])
     parts += [
-        f"lowbit-ckpt on {c['tool']['bytes'] / 2**30:.2f} GiB of float32 state of two ranks, best of {c['tool']['repeats']}:",
-        table(["", "seconds", "to cp", "to cp and sync", "peak MiB"], [
-            [name, r["best_seconds"], r["to_cp"], r["to_cp_and_sync"], r["peak_mib"]] for name, r in c["tool"]["results"].items()
-        ]),
-    ]  # fmt: skip
+        (
+            f"lowbit-ckpt on {c['tool']['bytes'] / 2**30:.2f} GiB of float32 state of two ranks, "
+            f"best of {c['tool']['repeats']}:"
+        ),
+        table(
+            ["", "seconds", "to cp", "to cp and sync", "peak MiB"],
+            [
+                [name, r["best_seconds"], r["to_cp"], r["to_cp_and_sync"], r["peak_mib"]]
+                for name, r in c["tool"]["results"].items()
+            ],
+        ),
+    ]
     return "\n\n".join(parts)
 
 
 def start(s: dict) -> str:
     parts = [
-        table(["import", "seconds, with torch", "without torch"], [
-            [name, number(t), number(s["beside_torch"].get(name))] for name, t in s["import_seconds"].items()
-        ]),
-        table(["8 matrices of 512 x 512", "first step, ms", "later step, ms"], [
-            [name, number(t["first_seconds"] * 1e3, 1), number(t["later_seconds"] * 1e3, 2)] for name, t in s["steps"].items()
-        ]),
-    ]  # fmt: skip
+        table(
+            ["import", "seconds, with torch", "without torch"],
+            [
+                [name, number(t), number(s["beside_torch"].get(name))]
+                for name, t in s["import_seconds"].items()
+            ],
+        ),
+        table(
+            ["8 matrices of 512 x 512", "first step, ms", "later step, ms"],
+            [
+                [name, number(t["first_seconds"] * 1e3, 1), number(t["later_seconds"] * 1e3, 2)]
+                for name, t in s["steps"].items()
+            ],
+        ),
+    ]
     return "\n\n".join([*parts, *([left_out(s["missing"])] if s["missing"] else [])])
 
 
 def summary(result: Result) -> str:
-    """The table of docs/bench.md: step time as a ratio to torch's fused float32 AdamW, for one tensor and many."""
+    """The table of docs/bench.md: step time as a ratio to torch's fused float32 AdamW,
+    for one tensor and many.
+    """
     cases = [c for c in result["step"] if c["workload"].startswith(("one tensor", "1,000"))]
     names = list(dict.fromkeys(r["name"] for c in cases for r in c["rows"]))
     found = {(c["workload"], c["threads"], r["name"]): r for c in cases for r in c["rows"]}
@@ -168,10 +256,22 @@ def summary(result: Result) -> str:
     for name in names:
         cells = [found.get((c["workload"], c["threads"], name)) for c in cases]
         any_row = next(cell for cell in cells if cell)
-        rows.append([
-            name, number(any_row["state_bytes"]),
-            *[f"{cell['to_torch']:.2f} ({cell['ns_per_parameter']:.2f} ns)" if cell else "" for cell in cells],
-        ])  # fmt: skip
+        rows.append(
+            [
+                name,
+                number(any_row["state_bytes"]),
+                *[
+                    f"{cell['to_torch']:.2f} ({cell['ns_per_parameter']:.2f} ns)" if cell else ""
+                    for cell in cells
+                ],
+            ]
+        )
     m = result["machine"]
-    where = f"{m.get('gpu', {}).get('name') or m['cpu']}, {m['cores']} cores, {m['isa']}, torch {m['versions']['torch']}, {m['date'][:10]}"
-    return f"Time of a step as a ratio to torch's fused float32 AdamW (nanoseconds per parameter); {where}.\n\n" + table(["", "state B / parameter", *head], rows)  # fmt: skip
+    where = (
+        f"{m.get('gpu', {}).get('name') or m['cpu']}, {m['cores']} cores, {m['isa']}, torch "
+        f"{m['versions']['torch']}, {m['date'][:10]}"
+    )
+    return (
+        "Time of a step as a ratio to torch's fused float32 AdamW (nanoseconds per "
+        f"parameter); {where}.\n\n"
+    ) + table(["", "state B / parameter", *head], rows)

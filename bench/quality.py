@@ -1,14 +1,20 @@
-"""The effect of low-bit state on quality: a small and a larger GPT on real text, each contestant with several seeds, in pairs with float32 AdamW.
+"""The effect of low-bit state on quality: a small and a larger GPT on real text, each contestant
+with several seeds, in pairs with float32 AdamW.
 
-    python -m bench.quality                       # runs what is missing, the most useful first; stop it at any time
+    python -m bench.quality                       # runs what is missing, the most useful first;
+                                                  stop it at any time
     python -m bench.quality --minutes 60          # no new run after an hour
     python -m bench.quality --study "10 M" --only "Muon, 8bit"
-    python -m bench.quality --list                # what is there, what is missing, and how long that takes
+    python -m bench.quality --list                # what is there, what is missing,
+                                                  and how long that takes
     python -m bench.zero_gradients                # a minute: the section of that name
-    python -m bench.quality --page                # docs/quality.md, its pictures and the table of docs/presets.md, from what is there
+    python -m bench.quality --page                # docs/quality.md, its pictures and the table of
+                                                  docs/presets.md, from what is there
 
-Each finished run is a line of bench/results/quality.jsonl. A run that is cut off goes on from out/quality, where it was at most two minutes before. All runs
-of a seed begin with the same weights and see the same batches. Learning rates are tuned first, with another seed. bench/studies.py says what is compared.
+Each finished run is a line of bench/results/quality.jsonl. A run that is cut off goes on from
+out/quality, where it was at most two minutes before. All runs of a seed begin with the same weights
+and see the same batches. Learning rates are tuned first, with another seed. bench/studies.py says
+what is compared.
 """
 
 from __future__ import annotations
@@ -36,14 +42,18 @@ Lines = list[dict[str, Any]]
 
 
 def read(path: pathlib.Path = RESULTS) -> Lines:
-    """The finished runs. A last line without an end is of a writer that was killed, and does not count."""
+    """The finished runs. A last line without an end is of a writer that was killed,
+    and does not count.
+    """
     if not path.exists():
         return []
     return [json.loads(line) for line in path.read_text().splitlines(True) if line.endswith("\n")]
 
 
 def append(path: pathlib.Path, line: dict[str, Any]) -> None:
-    """Adds a line, whole or not at all for readers; behind a line that a killed writer left without an end."""
+    """Adds a line, whole or not at all for readers;
+    behind a line that a killed writer left without an end.
+    """
     with open(path, "a+b") as file:
         if file.tell():
             file.seek(-1, os.SEEK_END)
@@ -74,9 +84,13 @@ def best_rate(lines: Lines, study: Study, rule: str) -> float | None:
 
 
 def compared(lines: Lines, study: Study, name: str) -> list[Run]:
-    """The runs of a contestant that are compared with others, one for each seed; none before its rule is tuned."""
+    """The runs of a contestant that are compared with others, one for each seed;
+    none before its rule is tuned.
+    """
     lr = best_rate(lines, study, CONTESTANTS[name].rule)
-    return [] if lr is None else [Run(study.name, name, lr, seed, study.steps) for seed in study.seeds]  # fmt: skip
+    return (
+        [] if lr is None else [Run(study.name, name, lr, seed, study.steps) for seed in study.seeds]
+    )
 
 
 def planned(lines: Lines) -> Iterator[Run]:
@@ -89,15 +103,23 @@ def planned(lines: Lines) -> Iterator[Run]:
             yield from (run for runs in several for run in runs if run.seed == seed)
 
 
-def missing(lines: Lines, studies: list[str] | None = None, only: list[str] | None = None) -> list[Run]:  # fmt: skip
-    """What is to be run, in order: of some studies and contestants, with the tuning that they need."""
+def missing(
+    lines: Lines, studies: list[str] | None = None, only: list[str] | None = None
+) -> list[Run]:
+    """What is to be run, in order: of some studies and contestants,
+    with the tuning that they need.
+    """
     rules = {CONTESTANTS[name].rule for name in only or CONTESTANTS}
     made = [run for run in dict.fromkeys(planned(lines)) if found(lines, run) is None]
     if studies:
         wanted = {s for name in studies for s in (name, STUDIES[name].tuned_in)}
         made = [run for run in made if run.study in wanted and (run.study in studies or tunes(run))]
     if only:
-        made = [run for run in made if run.name in only or (tunes(run) and CONTESTANTS[run.name].rule in rules)]  # fmt: skip
+        made = [
+            run
+            for run in made
+            if run.name in only or (tunes(run) and CONTESTANTS[run.name].rule in rules)
+        ]
     return made
 
 
@@ -106,7 +128,9 @@ def tunes(run: Run) -> bool:
 
 
 def comparable(lines: Lines) -> Lines:
-    """The lines with the settings of their study, of the text and the dtype that most of its lines have."""
+    """The lines with the settings of their study,
+    of the text and the dtype that most of its lines have.
+    """
     several: dict[tuple[str, Any, Any], Lines] = {}
     for line in lines:
         study, settings = STUDIES.get(line["study"]), dict(line["settings"])
@@ -127,18 +151,42 @@ class Runner:
         self.recipe = load_recipe()
         self.texts: dict[int, Any] = {}
         facts = machine.describe("cpu")
-        self.machine = {"cpu": facts["cpu"], "cores": facts["cores"], "threads": torch.get_num_threads(), "isa": facts["isa"], "python": facts["python"], "versions": {p: v for p, v in facts["versions"].items() if p in ("torch", "lowbit")}}  # type: ignore[attr-defined]  # fmt: skip
+        versions: Any = facts["versions"]
+        self.machine = {
+            "cpu": facts["cpu"],
+            "cores": facts["cores"],
+            "threads": torch.get_num_threads(),
+            "isa": facts["isa"],
+            "python": facts["python"],
+            "versions": {p: v for p, v in versions.items() if p in ("torch", "lowbit")},
+        }
 
     def of(self, study: Study) -> tuple[Any, torch.dtype, dict[str, Any]]:
         """The text, the dtype of products, and the settings of lines."""
         context = study.model["context"]
         text = self.texts.setdefault(context, self.recipe.Text([], context))
-        compute = self.recipe.compute_dtype(torch.bfloat16, "cpu") if study.compute == "auto" else getattr(torch, study.compute)  # fmt: skip
-        return text, compute, {**study.settings(), "compute": str(compute).removeprefix("torch."), "text_crc32": zlib.crc32(text.train.numpy())}  # fmt: skip
+        compute = (
+            self.recipe.compute_dtype(torch.bfloat16, "cpu")
+            if study.compute == "auto"
+            else getattr(torch, study.compute)
+        )
+        return (
+            text,
+            compute,
+            {
+                **study.settings(),
+                "compute": str(compute).removeprefix("torch."),
+                "text_crc32": zlib.crc32(text.train.numpy()),
+            },
+        )
 
     def lines(self) -> Lines:
         """The lines that runs made here can be compared with."""
-        return [line for line in read() if line["study"] in STUDIES and line["settings"] == self.of(STUDIES[line["study"]])[2]]  # fmt: skip
+        return [
+            line
+            for line in read()
+            if line["study"] in STUDIES and line["settings"] == self.of(STUDIES[line["study"]])[2]
+        ]
 
     def run(self, run: Run) -> dict[str, Any]:
         text, compute, settings = self.of(STUDIES[run.study])
@@ -153,22 +201,42 @@ class Runner:
 
 def listed(lines: Lines, todo: list[Run]) -> None:
     for line in lines:
-        print({k: line[k] for k in ("study", "run", "lr", "seed", "steps", "held_out_loss", "seconds")})  # fmt: skip
+        print(
+            {
+                k: line[k]
+                for k in ("study", "run", "lr", "seed", "steps", "held_out_loss", "seconds")
+            }
+        )
     per_step: dict[str, list[float]] = {}
     for line in lines:
         per_step.setdefault(line["study"], []).append(line["seconds"] / line["steps"])
     for run in todo:
         known = per_step.get(run.study) or per_step.get(STUDIES[run.study].tuned_in or "")
         takes = f"some {min(known) * run.steps:.0f} s" if known else "unknown time"
-        print(f"missing: {run.study}: {run.name}, rate {run.lr:g}, seed {run.seed}, {run.steps} steps, {takes}")  # fmt: skip
+        print(
+            f"missing: {run.study}: {run.name}, rate {run.lr:g}, seed {run.seed}, {run.steps} "
+            f"steps, {takes}"
+        )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--study", nargs="+", choices=list(STUDIES), metavar="STUDY", help=f"of {'; '.join(STUDIES)}")  # fmt: skip
-    parser.add_argument("--only", nargs="+", choices=list(CONTESTANTS), metavar="CONTESTANT", help=f"of {'; '.join(CONTESTANTS)}")  # fmt: skip
+    parser.add_argument(
+        "--study",
+        nargs="+",
+        choices=list(STUDIES),
+        metavar="STUDY",
+        help=f"of {'; '.join(STUDIES)}",
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=list(CONTESTANTS),
+        metavar="CONTESTANT",
+        help=f"of {'; '.join(CONTESTANTS)}",
+    )
     parser.add_argument("--minutes", type=float, default=float("inf"))
     parser.add_argument("--list", action="store_true")
     parser.add_argument("--page", action="store_true")
@@ -185,7 +253,11 @@ def main() -> None:
     end = time.perf_counter() + args.minutes * 60
     while time.perf_counter() < end and (todo := missing(runner.lines(), args.study, args.only)):
         line = runner.run(todo[0])
-        print(f"{line['date']} {todo[0].study}: {todo[0].name}, rate {todo[0].lr:g}, seed {todo[0].seed}: {line['held_out_loss']}, {line['seconds']} s", flush=True)  # fmt: skip
+        print(
+            f"{line['date']} {todo[0].study}: {todo[0].name}, rate {todo[0].lr:g}, seed "
+            f"{todo[0].seed}: {line['held_out_loss']}, {line['seconds']} s",
+            flush=True,
+        )
     print("`python -m bench.quality --page` writes the page")
 
 

@@ -1,4 +1,6 @@
-"""docs/quality.md, its pictures and the table of docs/presets.md, from the lines of bench/results/quality.jsonl."""
+"""docs/quality.md, its pictures and the table of docs/presets.md, from the lines of
+bench/results/quality.jsonl.
+"""
 
 from __future__ import annotations
 
@@ -17,9 +19,22 @@ from bench.page import filled, table
 from bench.quality import ROOT, Lines, best_rate, compared, found, loss
 from bench.studies import CONTESTANTS, STUDIES, Study
 
-HEADINGS = {"0.5 M": "Small model", "0.5 M, 20,000 steps": "Long run", "10 M": "10 M parameters", "10 M, 160 steps": "Muon"}  # fmt: skip
+HEADINGS = {
+    "0.5 M": "Small model",
+    "0.5 M, 20,000 steps": "Long run",
+    "10 M": "10 M parameters",
+    "10 M, 160 steps": "Muon",
+}
 MARKS = ("<!-- python -m bench.quality --page -->", "<!-- end -->")
-PRESETS = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "AdamW, fp8", "AdamW, log8", "AdamW, bfloat16", "AdamW, bfloat16_stochastic")  # fmt: skip
+PRESETS = (
+    "torch AdamW",
+    "AdamW, 8bit",
+    "AdamW, 4bit",
+    "AdamW, fp8",
+    "AdamW, log8",
+    "AdamW, bfloat16",
+    "AdamW, bfloat16_stochastic",
+)
 ENOUGH = 3  # seeds that are judged; below those of the study, their number is said
 WORDS = {"more": "higher", "less": "lower", "": "no difference shown"}
 VERDICTS = (*WORDS.values(), f"fewer than {ENOUGH} seeds", "not run yet")
@@ -33,7 +48,9 @@ def runs_of(lines: Lines, study: Study, name: str) -> dict[int, dict[str, Any]]:
 
 
 def difference(lines: Lines, study: Study, name: str, to: str) -> Interval | None:
-    """The held-out loss less that of another contestant, in pairs of one seed. None without pairs, or if a run diverged."""
+    """The held-out loss less that of another contestant, in pairs of one seed. None without pairs,
+    or if a run diverged.
+    """
     own, other = runs_of(lines, study, name), runs_of(lines, study, to)
     pairs = [loss(own[seed]) - loss(other[seed]) for seed in own if seed in other]
     if not pairs or max(map(abs, pairs)) == float("inf"):
@@ -50,26 +67,35 @@ def page(lines: Lines) -> str:
     parts = [
         "# Quality",
         "",
-        *(f"* {textwrap.fill(s, 118, initial_indent='', subsequent_indent='  ')}" for s in conclusions(lines)),
+        *(
+            f"* {textwrap.fill(s, 118, initial_indent='', subsequent_indent='  ')}"
+            for s in conclusions(lines)
+        ),
         "",
         f"![Small model: losses]({picture(STUDIES['0.5 M'])})",
         "",
         filled(
-            "On the right, each line is a contestant: how far its held-out loss is from that of the first of its rule, with the 95 % confidence interval. "
-            "All models are byte-level GPTs (`recipes/train_gpt.py`) on the text of Python's standard library, in nats per byte of held-out text."
+            "On the right, each line is a contestant: how far its held-out loss is from that of "
+            "the first of its rule, with the 95 % confidence interval. All models are byte-level "
+            "GPTs (`recipes/train_gpt.py`) on the text of Python's standard library, in nats per "
+            "byte of held-out text."
         ),
         "",
         "## The differences",
         "",
-        filled("The held-out loss less that of what is named, in pairs of one seed, with the 95 % confidence interval."),
+        filled(
+            "The held-out loss less that of what is named, in pairs of one seed, with the 95 % "
+            "confidence interval."
+        ),
         "",
         *table(["compared", *VERDICTS], evidence(lines)).splitlines(),
         "",
         filled(over_long(lines, STUDIES["0.5 M, 20,000 steps"])),
         "",
         filled(
-            "`python -m bench.quality` makes the runs, the most useful first, and goes on where it was stopped; `python -m bench.quality --page` writes this "
-            "page from `bench/results/quality.jsonl`. An empty cell has not run."
+            "`python -m bench.quality` makes the runs, the most useful first, and goes on where it "
+            "was stopped; `python -m bench.quality --page` writes this page from "
+            "`bench/results/quality.jsonl`. An empty cell has not run."
         ),
         "",
         "## What is recorded",
@@ -79,28 +105,36 @@ def page(lines: Lines) -> str:
         "## Method",
         "",
         filled(
-            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. The loss is the mean of the seeds that have run: where their number differs, compare differences only. A difference is a run's loss less that of its pair; ± is half of "
-            "the 95 % confidence interval of the mean of these differences, by Student's t. An interval without 0 is marked **bold**. Of 20 contestants that "
-            "differ in nothing, one is bold by chance. Compare a format with `torch AdamW, start rounded` too: its first weights are rounded to bfloat16, which is "
-            "neither better nor worse."
+            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. "
+            "The loss is the mean of the seeds that have run: where their number differs, compare "
+            "differences only. A difference is a run's loss less that of its pair; ± is half of "
+            "the 95 % confidence interval of the mean of these differences, by Student's t. An "
+            "interval without 0 is marked **bold**. Of 20 contestants that differ in nothing, one "
+            "is bold by chance. Compare a format with `torch AdamW, start rounded` too: its first "
+            "weights are rounded to bfloat16, which is neither better nor worse."
         ),
         "",
         filled(
-            "**Tuning.** The learning rate of each rule, with full-precision state, is the one with the least loss among as many rates as every other rule "
-            "has, by shorter runs of another seed. Every format takes the rate of its rule, as somebody who changes the format alone would. Nothing else is "
-            "tuned."
+            "**Tuning.** The learning rate of each rule, with full-precision state, is the one "
+            "with the least loss among as many rates as every other rule has, by shorter runs of "
+            "another seed. Every format takes the rate of its rule, as somebody who changes the "
+            "format alone would. Nothing else is tuned."
         ),
         "",
         filled(
-            "**Lower** is not better stored. The error of a format acts as another learning rate or as noise does: with few bits the second moment comes out too "
-            "high ([drift.md](drift.md)), so steps are shorter. A loss below float32's says that the format did no harm here, not that it is more exact."
+            "**Lower** is not better stored. The error of a format acts as another learning rate "
+            "or as noise does: with few bits the second moment comes out too high "
+            "([drift.md](drift.md)), so steps are shorter. A loss below float32's says that the "
+            "format did no harm here, not that it is more exact."
         ),
         "",
         filled(
-            "**State.** Embeddings, head and small parameters keep float32 state (`lowbit.param_groups`), as by default; in models this small they are a larger "
-            "share than in yours. So a format's bytes per parameter are above those of [presets.md](presets.md#all-presets)."
+            "**State.** Embeddings, head and small parameters keep float32 state "
+            "(`lowbit.param_groups`), as by default; in models this small they are a larger share "
+            "than in yours. So a format's bytes per parameter are above those of "
+            "[presets.md](presets.md#all-presets)."
         ),
-    ]  # fmt: skip
+    ]
     for name, heading in HEADINGS.items():
         parts += ["", f"## {heading}", "", *section(lines, STUDIES[name])]
     if zero_gradients.RESULTS.exists():
@@ -116,7 +150,15 @@ def section(lines: Lines, study: Study) -> list[str]:
         parts += ["", flat]
     if not study.tuned_in:
         parts += ["", *tuning(lines, study)]
-    head = ["contestant", "rate", "seeds", "loss of its seeds", "less the first of its rule", "less float32 AdamW", "state, bytes per parameter"]  # fmt: skip
+    head = [
+        "contestant",
+        "rate",
+        "seeds",
+        "loss of its seeds",
+        "less the first of its rule",
+        "less float32 AdamW",
+        "state, bytes per parameter",
+    ]
     parts += [
         "",
         *table(head, [row(lines, study, name) for name in study.contestants]).splitlines(),
@@ -124,35 +166,65 @@ def section(lines: Lines, study: Study) -> list[str]:
     if any(runs_of(lines, study, name) for name in study.contestants):
         parts += [
             "",
-            filled("In the picture, from the left: the training loss of the first contestant of each rule; that of others less the first's, in pairs (those with most seeds); and the held-out differences of the table."),
+            filled(
+                "In the picture, from the left: the training loss of the first contestant of each "
+                "rule; that of others less the first's, in pairs (those with most seeds); and the "
+                "held-out differences of the table."
+            ),
             "",
             f"![{HEADINGS[study.name]}: losses]({picture(study)})",
-        ]  # fmt: skip
+        ]
     return parts
 
 
 def about(own: Lines, study: Study) -> str:
     m = study.model
-    model = f"Width {m['width']}, depth {m['depth']}, context {m['context']}; {study.steps:,} steps of {study.batch} sequences, {study.warm_up} of warm-up, then a cosine to a tenth; weight decay {study.weight_decay}; AdamW's betas {study.betas[0]} and {study.betas[1]}. The loss is that of {study.held_out[0] * study.held_out[1] * m['context']:,} held-out bytes."  # fmt: skip
+    model = (
+        f"Width {m['width']}, depth {m['depth']}, context {m['context']}; {study.steps:,} steps of "
+        f"{study.batch} sequences, {study.warm_up} of warm-up, then a cosine to a tenth; weight "
+        f"decay {study.weight_decay}; AdamW's betas {study.betas[0]} and {study.betas[1]}. The "
+        f"loss is that of {study.held_out[0] * study.held_out[1] * m['context']:,} held-out bytes."
+    )
     if not own:
         return filled(model, "No run yet.")
     settings, machines = own[0]["settings"], [line["machine"] for line in own]
     dates = sorted(line["date"][:10] for line in own)
     when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
-    where = "; ".join(dict.fromkeys(f"{x['cpu']}, {x['threads']} thread{'s' * (x['threads'] > 1)}, {x['isa']}, Python {x['python']}, torch {x['versions']['torch']}" for x in machines))  # fmt: skip
-    return filled(f"{own[0]['parameters'] / 1e6:.2f} M parameters.", model, f"Products are {settings['compute']}. {where}; {len(own)} runs, {when}.")  # fmt: skip
+    where = "; ".join(
+        dict.fromkeys(
+            (
+                f"{x['cpu']}, {x['threads']} thread{'s' * (x['threads'] > 1)}, {x['isa']}, Python "
+                f"{x['python']}, torch {x['versions']['torch']}"
+            )
+            for x in machines
+        )
+    )
+    return filled(
+        f"{own[0]['parameters'] / 1e6:.2f} M parameters.",
+        model,
+        f"Products are {settings['compute']}. {where}; {len(own)} runs, {when}.",
+    )
 
 
 def flattening(lines: Lines, study: Study) -> str:
-    """Whether float32 AdamW still improved fast at the end: how far its training loss fell between tenths of its steps."""
+    """Whether float32 AdamW still improved fast at the end: how far its training loss fell between
+    tenths of its steps.
+    """
     name = study.rules()["AdamW"]
-    several = [line["losses"] for line in runs_of(lines, study, name).values() if line["held_out_loss"] is not None]  # fmt: skip
+    several = [
+        line["losses"]
+        for line in runs_of(lines, study, name).values()
+        if line["held_out_loss"] is not None
+    ]
     means = [statistics.fmean(x) for x in zip(*several, strict=True)]
     if len(means) < 10:
         return ""
     ends = [i * len(means) // 10 for i in range(11)]
     tenths = [statistics.fmean(means[a:b]) for a, b in itertools.pairwise(ends)]
-    return filled(f"The training loss of `{name}` fell by {tenths[0] - tenths[1]:.3f} from the first to the second tenth of its steps, and by {tenths[8] - tenths[9]:.3f} from the ninth to the last.")  # fmt: skip
+    return filled(
+        f"The training loss of `{name}` fell by {tenths[0] - tenths[1]:.3f} from the first to the "
+        f"second tenth of its steps, and by {tenths[8] - tenths[9]:.3f} from the ninth to the last."
+    )
 
 
 def tuning(lines: Lines, study: Study) -> list[str]:
@@ -164,7 +236,10 @@ def tuning(lines: Lines, study: Study) -> list[str]:
         best = best_rate(lines, study, rule)
         shown = [cell(losses.get(lr), lr == best) for lr in rates]
         rows.append([rule if rule != name else name, *shown])
-    said = f"Tuning, {study.tuning_steps} steps of another seed: loss by rule and learning rate, the least bold."
+    said = (
+        f"Tuning, {study.tuning_steps} steps of another seed: loss by "
+        "rule and learning rate, the least bold."
+    )
     edges = [rule for rule in study.rules() if at_edge(lines, study, rule)]
     if edges:
         said += (
@@ -199,9 +274,21 @@ def row(lines: Lines, study: Study, name: str) -> list[str]:
         return min(len(runs), len(runs_of(lines, study, other))) >= ENOUGH
 
     of_rule = "" if name == first else marked(difference(lines, study, name, first), judged(first))
-    of_adamw = "" if adamw is None or adamw in (name, first) else marked(difference(lines, study, name, adamw), judged(adamw))  # fmt: skip
+    of_adamw = (
+        ""
+        if adamw is None or adamw in (name, first)
+        else marked(difference(lines, study, name, adamw), judged(adamw))
+    )
     line = next(iter(runs.values()))
-    return [name, f"{line['lr']:g}", str(len(runs)), mean, of_rule, of_adamw, f"{line['bytes_per_parameter']['state']:.2f}"]  # fmt: skip
+    return [
+        name,
+        f"{line['lr']:g}",
+        str(len(runs)),
+        mean,
+        of_rule,
+        of_adamw,
+        f"{line['bytes_per_parameter']['state']:.2f}",
+    ]
 
 
 def marked(found: Interval | None, judged: bool) -> str:
@@ -211,7 +298,9 @@ def marked(found: Interval | None, judged: bool) -> str:
 
 
 def conclusions(lines: Lines) -> list[str]:
-    """What follows for a reader: sentences, each true of these lines. Their intervals are in the table of `evidence`."""
+    """What follows for a reader: sentences, each true of these lines.
+    Their intervals are in the table of `evidence`.
+    """
     small, long = STUDIES["0.5 M"], STUDIES["0.5 M, 20,000 steps"]
     formats, weights, changed, other = groups(small)
     said = [
@@ -226,7 +315,9 @@ def conclusions(lines: Lines) -> list[str]:
 
 
 def groups(study: Study) -> tuple[list[str], ...]:
-    """Contestants of the small model: AdamW's state formats, its bfloat16 weights, changes of format, and other rules."""
+    """Contestants of the small model: AdamW's state formats, its bfloat16 weights,
+    changes of format, and other rules.
+    """
     names = [
         n
         for n in study.contestants
@@ -239,7 +330,9 @@ def groups(study: Study) -> tuple[list[str], ...]:
 
 
 def evidence(lines: Lines) -> list[list[str]]:
-    """Rows of a table: what is compared, and its contestants with their intervals, by what these show."""
+    """Rows of a table: what is compared, and its contestants with their intervals,
+    by what these show.
+    """
     small, _, large, short = (STUDIES[name] for name in HEADINGS)
     formats, weights, changed, other = groups(small)
 
@@ -249,16 +342,29 @@ def evidence(lines: Lines) -> list[list[str]]:
 
     def of_large(study: Study) -> list[str]:
         own = [n for n in study.contestants if n not in study.rules().values()]
-        return of(f"10 M parameters, {study.steps:,} steps, beside the same rule in full precision", study, own)  # fmt: skip
+        return of(
+            f"10 M parameters, {study.steps:,} steps, beside the same rule in full precision",
+            study,
+            own,
+        )
 
     return [
         of("state formats of AdamW, beside torch's float32 AdamW", small, formats),
         of("bfloat16 weights with 8-bit state, beside torch's float32 AdamW", small, weights),
-        of("a change of format in the middle of a run, beside torch's float32 AdamW", small, changed),
-        of("other rules in full precision, each at its own tuned rate, beside float32 AdamW", small, other, "torch AdamW"),
+        of(
+            "a change of format in the middle of a run, beside torch's float32 AdamW",
+            small,
+            changed,
+        ),
+        of(
+            "other rules in full precision, each at its own tuned rate, beside float32 AdamW",
+            small,
+            other,
+            "torch AdamW",
+        ),
         of_large(short),
         of_large(large),
-    ]  # fmt: skip
+    ]
 
 
 def without_divergence(lines: Lines, study: Study) -> str:
@@ -271,7 +377,9 @@ def without_divergence(lines: Lines, study: Study) -> str:
 def default(lines: Lines) -> str:
     """Whether the default preset was judged, and never shown to raise the loss."""
     rows = evidence(lines)
-    higher, others = ("".join(cell for row in rows for cell in row[a:b]) for a, b in ((1, 2), (2, 4)))  # fmt: skip
+    higher, others = (
+        "".join(cell for row in rows for cell in row[a:b]) for a, b in ((1, 2), (2, 4))
+    )
     if "8bit` (" not in others or "8bit` (" in higher:
         return ""
     return "**Use `8bit`**, the default: in no study was it shown to raise the loss."
@@ -287,7 +395,10 @@ def lead(lines: Lines, study: Study, names: Iterable[str], what: str) -> str:
     if not worse:
         return f"**None of {judged} {what} was shown to raise the loss.**"
     listed = " and ".join(f"`{name}`" for name in worse)
-    return f"**Avoid {listed}**: of {judged} {what}, {'it' if len(worse) == 1 else 'they'} raised the loss, and no other was shown to."
+    return (
+        f"**Avoid {listed}**: of {judged} {what}, {'it' if len(worse) == 1 else 'they'} raised the "
+        "loss, and no other was shown to."
+    )
 
 
 def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[str]) -> str:
@@ -302,7 +413,10 @@ def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[st
     if by_rule is None or by_format is None:
         return ""
     more = "more" if by_rule > by_format else "less"
-    return f"**A rule changes the loss {more} than a format does**: by up to {by_rule:.2f} and {by_format:.2f}."  # fmt: skip
+    return (
+        f"**A rule changes the loss {more} than a format does**: by up to {by_rule:.2f} and "
+        f"{by_format:.2f}."
+    )
 
 
 def sorted_by(

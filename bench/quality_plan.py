@@ -1,4 +1,6 @@
-"""What docs/quality.md is to compare, how much of it is recorded, and what the rest costs: the first table of that page."""
+"""What docs/quality.md is to compare, how much of it is recorded, and what the rest costs: the
+first table of that page.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +43,37 @@ def parts() -> list[Part]:
         Part("float32: torch's, with a rounded start, lowbit's", small, float32),
         Part("AdamW with `8bit` and `4bit`", small, first),
         Part(f"AdamW with {len(formats)} other presets", small, formats),
-        Part("bfloat16 weights: stochastic, nearest, Kahan, split by 8 and 16 bits", small, weights),
+        Part(
+            "bfloat16 weights: stochastic, nearest, Kahan, split by 8 and 16 bits", small, weights
+        ),
         Part("8 bits, then 4, in the middle of a run", small, ("AdamW, 8bit, then 4bit",)),
-        Part("float32, then 8 bits by `lowbit-ckpt`, in the middle of a run", small, ("torch AdamW, then 8bit by lowbit-ckpt",)),
+        Part(
+            "float32, then 8 bits by `lowbit-ckpt`, in the middle of a run",
+            small,
+            ("torch AdamW, then 8bit by lowbit-ckpt",),
+        ),
         Part("other rules: factored, Adafactor, APOLLO, Muon, with their presets", small, other),
         Part(f"{long.steps:,} steps: float32, `8bit`, `4bit`", long, long.contestants),
         Part("10 M parameters: rates of AdamW", large, tuple(large.rules().values()), True),
-        Part(f"10 M parameters, {large.steps:,} steps: float32, `8bit`, `4bit`, bfloat16 weights", large, large.contestants),
-        Part("10 M parameters, Muon's study: rates of AdamW and Muon", short, tuple(short.rules().values()), True),
+        Part(
+            f"10 M parameters, {large.steps:,} steps: float32, `8bit`, `4bit`, bfloat16 weights",
+            large,
+            large.contestants,
+        ),
+        Part(
+            "10 M parameters, Muon's study: rates of AdamW and Muon",
+            short,
+            tuple(short.rules().values()),
+            True,
+        ),
         Part(f"10 M parameters, {short.steps:,} steps: Muon and AdamW", short, MUONS),
-    ]  # fmt: skip
+    ]
 
 
 def runs(lines: Lines, part: Part) -> Iterator[tuple[str, Run | None]]:
-    """The runs of a part, by contestant; None for one whose rate is not known before its rule is tuned."""
+    """The runs of a part, by contestant;
+    None for one whose rate is not known before its rule is tuned.
+    """
     for name in part.names:
         rule = CONTESTANTS[name].rule
         if part.tunes:
@@ -73,10 +92,22 @@ def steps(part: Part) -> int:
 
 
 def seconds_per_step(lines: Lines, study: Study, rule: str | None = None) -> float | None:
-    """Of an idle core, by the finished runs of a study's model and batch, of one rule or of all: the median of the processor's seconds, or the least of the clock's."""
-    alike = {name for name, other in STUDIES.items() if (other.model, other.batch, other.compute) == (study.model, study.batch, study.compute)}  # fmt: skip
-    own = [line for line in lines if line["study"] in alike and rule in (None, CONTESTANTS[line["run"]].rule)]  # fmt: skip
-    counted = [line["processor_seconds"] / line["steps"] for line in own if "processor_seconds" in line]  # fmt: skip
+    """Of an idle core, by the finished runs of a study's model and batch, of one rule or of all:
+    the median of the processor's seconds, or the least of the clock's.
+    """
+    alike = {
+        name
+        for name, other in STUDIES.items()
+        if (other.model, other.batch, other.compute) == (study.model, study.batch, study.compute)
+    }
+    own = [
+        line
+        for line in lines
+        if line["study"] in alike and rule in (None, CONTESTANTS[line["run"]].rule)
+    ]
+    counted = [
+        line["processor_seconds"] / line["steps"] for line in own if "processor_seconds" in line
+    ]
     if counted:
         return statistics.median(counted)
     return min((line["seconds"] / line["steps"] for line in own), default=None)
@@ -89,7 +120,8 @@ class Account:
         planned, recorded: runs.
         took: seconds of the recorded ones, in order.
         left: seconds of an idle core of each missing run; None where nothing of its model has run.
-        guessed: whether the rule of a missing one has not run with that model, so that other rules' runs count.
+        guessed: whether the rule of a missing one has not run with that model,
+            so that other rules' runs count.
     """
 
     planned: int
@@ -105,12 +137,19 @@ class Account:
     def cells(self) -> list[str]:
         known = [cost for cost in self.left if cost is not None]
         hours = self.hours()
-        each = span(min(known), max(known), 0) + "*" * self.guessed if hours is not None and known else "unknown"  # fmt: skip
+        each = (
+            span(min(known), max(known), 0) + "*" * self.guessed
+            if hours is not None and known
+            else "unknown"
+        )
         return [
-            str(self.planned), str(self.recorded), "all" if not self.left else "none" if not self.recorded else "in part",
+            str(self.planned),
+            str(self.recorded),
+            "all" if not self.left else "none" if not self.recorded else "in part",
             span(self.took[0], self.took[-1], 0) if self.took else "",
-            each if self.left else "", ("unknown" if hours is None else f"{hours:.2f}") if self.left else "",
-        ]  # fmt: skip
+            each if self.left else "",
+            ("unknown" if hours is None else f"{hours:.2f}") if self.left else "",
+        ]
 
 
 def account(lines: Lines, part: Part) -> Account:
@@ -145,17 +184,29 @@ def section(lines: Lines) -> list[str]:
         known = [hours for _, a in accounts if (hours := a.hours()) is not None]
         more = ", and more where nothing of a model has run" if len(known) < len(accounts) else ""
         said += f" The rest takes an idle core {sum(known):.1f} hours{more}."
-    head = ["what", "steps", "runs", "recorded", "", "seconds of a recorded run", "seconds of a missing run", "hours of the missing"]  # fmt: skip
+    head = [
+        "what",
+        "steps",
+        "runs",
+        "recorded",
+        "",
+        "seconds of a recorded run",
+        "seconds of a missing run",
+        "hours of the missing",
+    ]
     cells = [[part.what, f"{steps(part):,}", *a.cells()] for part, a in accounts]
     return [
         filled(said),
         "",
         filled(
-            "Recorded runs took these seconds, least to most; other work shared the cores with most of them. A missing run costs its steps times the processor's seconds of a "
-            "step of the same model and rule (the median of its runs, or the least seconds by the clock where no run has counted the processor's); * where the rule has not "
-            "run with that model yet, so that other rules' steps count, which may be cheaper. Planned are five seeds of every contestant, three with 10 M parameters over 160 steps, and one over 20,000 steps. "
-            "`python -m bench.quality` runs what is missing, and `--list` names it."
+            "Recorded runs took these seconds, least to most; other work shared the cores with "
+            "most of them. A missing run costs its steps times the processor's seconds of a step "
+            "of the same model and rule (the median of its runs, or the least seconds by the clock "
+            "where no run has counted the processor's); * where the rule has not run with that "
+            "model yet, so that other rules' steps count, which may be cheaper. Planned are five "
+            "seeds of every contestant, three with 10 M parameters over 160 steps, and one over "
+            "20,000 steps. `python -m bench.quality` runs what is missing, and `--list` names it."
         ),
         "",
         *table(head, cells).splitlines(),
-    ]  # fmt: skip
+    ]

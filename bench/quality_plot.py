@@ -1,4 +1,6 @@
-"""The pictures of docs/quality.md: the training loss of each rule, how far its formats are from it in pairs, and the held-out differences with their intervals."""
+"""The pictures of docs/quality.md: the training loss of each rule, how far its formats are from it
+in pairs, and the held-out differences with their intervals.
+"""
 
 from __future__ import annotations
 
@@ -24,12 +26,18 @@ def draw(lines: Lines, study: Study, path: pathlib.Path) -> None:
     if not there:
         return
     firsts = [name for name in there if name in study.rules().values()]
-    compared = [n for n in there if n not in firsts and difference(lines, study, n, reference(study, n))]  # fmt: skip
+    compared = [
+        n for n in there if n not in firsts and difference(lines, study, n, reference(study, n))
+    ]
     height = max(4.0, 1.2 + 0.24 * len(compared))
     figure, (losses, apart, dots) = pyplot.subplots(1, 3, figsize=(15, height))
     for name in firsts:
-        steps, means = curve([line["losses"] for line in runs_of(lines, study, name).values()], study)  # fmt: skip
-        losses.plot(steps[1:], means[1:], lw=1.6, label=f"{name} ({len(runs_of(lines, study, name))})")  # fmt: skip
+        steps, means = curve(
+            [line["losses"] for line in runs_of(lines, study, name).values()], study
+        )
+        losses.plot(
+            steps[1:], means[1:], lw=1.6, label=f"{name} ({len(runs_of(lines, study, name))})"
+        )
     losses.set_title("training loss, nats per byte\nin brackets the seeds", fontsize=10)
     enough = [n for n in compared if pairs(lines, study, n) >= min(ENOUGH, len(study.seeds))]
     for name in sorted(enough, key=lambda n: -pairs(lines, study, n))[:CURVES]:
@@ -51,9 +59,15 @@ def draw(lines: Lines, study: Study, path: pathlib.Path) -> None:
         color = "tab:red" if shown == "more" else "tab:green" if shown else "tab:blue"
         dots.errorbar(off.mean, at, xerr=half, fmt="o", ms=5, color=color, capsize=3)
     dots.axvline(0, color="gray", lw=1)
-    dots.set_yticks(range(len(compared)), [f"{n} ({pairs(lines, study, n)})" for n in reversed(compared)], fontsize=8)  # fmt: skip
+    dots.set_yticks(
+        range(len(compared)),
+        [f"{n} ({pairs(lines, study, n)})" for n in reversed(compared)],
+        fontsize=8,
+    )
     dots.set_ylim(-0.8, max(len(compared), 1) - 0.2)
-    dots.set_title("held-out loss less that of the first\nof the same rule, 95 % interval (pairs)", fontsize=10)  # fmt: skip
+    dots.set_title(
+        "held-out loss less that of the first\nof the same rule, 95 % interval (pairs)", fontsize=10
+    )
     dots.locator_params(axis="x", nbins=5)
     for axis in (losses, apart, dots):
         axis.spines[["top", "right"]].set_visible(False)
@@ -69,9 +83,15 @@ def curve(several: list[list[float]], study: Study) -> tuple[list[int], list[flo
 
 
 def gaps(lines: Lines, study: Study, name: str) -> list[list[float]]:
-    """The training losses less those of the first of the rule, by seed: pairs saw the same batches, so this has little of their noise."""
+    """The training losses less those of the first of the rule, by seed: pairs saw the same batches,
+    so this has little of their noise.
+    """
     own, first = runs_of(lines, study, name), runs_of(lines, study, reference(study, name))
-    return [[a - b for a, b in zip(own[seed]["losses"], first[seed]["losses"], strict=False)] for seed in own if seed in first]  # fmt: skip
+    return [
+        [a - b for a, b in zip(own[seed]["losses"], first[seed]["losses"], strict=False)]
+        for seed in own
+        if seed in first
+    ]
 
 
 def pairs(lines: Lines, study: Study, name: str) -> int:

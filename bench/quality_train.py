@@ -1,4 +1,6 @@
-"""One run of a study: the recipe's GPT trained by a contestant, with a checkpoint every few minutes from which it goes on to the same bits."""
+"""One run of a study: the recipe's GPT trained by a contestant, with a checkpoint every few minutes
+from which it goes on to the same bits.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ SAVE_EVERY = 90.0  # seconds
 
 
 class Clock:
-    """Seconds of a run, with those before it was cut off; of the wall and of the processor, which other work on the machine hardly changes."""
+    """Seconds of a run, with those before it was cut off; of the wall and of the processor, which
+    other work on the machine hardly changes.
+    """
 
     def __init__(self) -> None:
         self.before = {"seconds": 0.0, "processor_seconds": 0.0}
@@ -42,10 +46,18 @@ class Clock:
 def optimizer(
     contestant: Contestant, study: Study, model: torch.nn.Module, run: Run
 ) -> torch.optim.Optimizer:
-    options: dict[str, Any] = {"lr": run.lr, "weight_decay": study.weight_decay, **contestant.options}  # fmt: skip
+    options: dict[str, Any] = {
+        "lr": run.lr,
+        "weight_decay": study.weight_decay,
+        **contestant.options,
+    }
     if contestant.make == "torch":
         return torch.optim.AdamW(model.named_parameters(), betas=study.betas, fused=True, **options)
-    options |= {"seed": run.seed, "state_format": contestant.state, "param_format": contestant.weights or "auto"}  # fmt: skip
+    options |= {
+        "seed": run.seed,
+        "state_format": contestant.state,
+        "param_format": contestant.weights or "auto",
+    }
     if contestant.make == "MuonWithAdamW":
         groups, split = lowbit.muon_param_groups(model), {"*.qkv.weight": 3}
         return lowbit.MuonWithAdamW(groups, split=split, adjust_lr_fn="match_rms_adamw", **options)
@@ -57,7 +69,9 @@ def optimizer(
 def converted(
     old: torch.optim.Optimizer, model: torch.nn.Module, study: Study, run: Run
 ) -> torch.optim.Optimizer:
-    """The optimizer that goes on in the middle of a run: with the old one's state dict, or a file of it that lowbit-ckpt has converted."""
+    """The optimizer that goes on in the middle of a run: with the old one's state dict, or a file
+    of it that lowbit-ckpt has converted.
+    """
     half = CONTESTANTS[run.name].half
     assert half is not None
     name, by_tool = half
@@ -70,7 +84,17 @@ def converted(
         torch.save({"model": model.state_dict(), "optimizer": old.state_dict()}, source)
         beside = pathlib.Path(sys.executable).parent / "lowbit-ckpt"
         tool = str(beside) if beside.exists() else shutil.which("lowbit-ckpt")
-        command = [tool or "lowbit-ckpt", "convert", source, target, "--to", "lowbit", "--state-format", CONTESTANTS[name].state, "--quiet"]  # fmt: skip
+        command = [
+            tool or "lowbit-ckpt",
+            "convert",
+            source,
+            target,
+            "--to",
+            "lowbit",
+            "--state-format",
+            CONTESTANTS[name].state,
+            "--quiet",
+        ]
         subprocess.run(command, check=True)
         lowbit.load_optimizer(new, target, model=model)
     return new
@@ -86,7 +110,11 @@ class Progress:
 
     def __init__(self, folder: pathlib.Path | None, run: Run, settings: dict[str, Any]) -> None:
         name = "-".join(str(x) for x in run.key().values())
-        self.path = folder / ("".join(c if c.isalnum() or c in "-." else "_" for c in name) + ".pt") if folder else None  # fmt: skip
+        self.path = (
+            folder / ("".join(c if c.isalnum() or c in "-." else "_" for c in name) + ".pt")
+            if folder
+            else None
+        )
         self.settings, self.saved = settings, time.perf_counter()
 
     def load(self) -> dict[str, Any] | None:
@@ -110,10 +138,16 @@ class Progress:
 
 
 def train(
-    run: Run, recipe: Any, text: Any, compute: torch.dtype, progress: Progress, study: Study | None = None,
+    run: Run,
+    recipe: Any,
+    text: Any,
+    compute: torch.dtype,
+    progress: Progress,
+    study: Study | None = None,
     stop: int | None = None,
-) -> dict[str, Any]:  # fmt: skip
-    """Trains the recipe's model and returns its losses: means of `every` steps, and of held-out text at the end.
+) -> dict[str, Any]:
+    """Trains the recipe's model and returns its losses: means of `every` steps,
+    and of held-out text at the end.
 
     Args:
         stop: ends before this step as if the process were killed after a save, for tests.
@@ -141,7 +175,7 @@ def train(
     diverged = None
     for step in range(begin, run.steps):
         if step == stop:
-            progress.save(kept(model, opt, step, losses, clock), always=True)  # fmt: skip
+            progress.save(kept(model, opt, step, losses, clock), always=True)
             raise KeyboardInterrupt
         if step == half:
             opt = converted(opt, model, study, run)
@@ -158,21 +192,31 @@ def train(
         if step % 10 == 9:
             progress.save(kept(model, opt, step + 1, losses, clock))
     took = {k: round(v, 1) for k, v in clock.read().items()}
-    means = [statistics.fmean(losses[i : i + study.every]) for i in range(0, len(losses), study.every)]  # fmt: skip
+    means = [
+        statistics.fmean(losses[i : i + study.every]) for i in range(0, len(losses), study.every)
+    ]
     made = {
-        "held_out_loss": None if diverged is not None else round(held_out(model, recipe, text, study), 5),
+        "held_out_loss": None
+        if diverged is not None
+        else round(held_out(model, recipe, text, study), 5),
         "losses": [round(mean, 4) for mean in means if math.isfinite(mean)],
         "bytes_per_parameter": {k: round(v, 4) for k, v in recipe.footprint(model, opt).items()},
         "parameters": sum(p.numel() for p in model.parameters()),
         **took,
-    }  # fmt: skip
+    }
     return made if diverged is None else {**made, "diverged": diverged}
 
 
 def kept(
     model: torch.nn.Module, opt: torch.optim.Optimizer, step: int, losses: list[float], clock: Clock
-) -> dict[str, Any]:  # fmt: skip
-    return {"model": model.state_dict(), "optimizer": opt.state_dict(), "step": step, "losses": losses, "clock": clock.read()}  # fmt: skip
+) -> dict[str, Any]:
+    return {
+        "model": model.state_dict(),
+        "optimizer": opt.state_dict(),
+        "step": step,
+        "losses": losses,
+        "clock": clock.read(),
+    }
 
 
 def held_out(model: torch.nn.Module, recipe: Any, text: Any, study: Study) -> float:

@@ -37,8 +37,34 @@ from bench.ours import (
 
 # Ratios are relative to the first one and to the copy.
 ALL: tuple[type[Contestant], ...] = (
-    Torch, TorchInGraph, Eight, EightInGraph, Four, Floats, Logarithmic, Companded, Kahan, Split, EightFloat32, FactoredAdamW, Factored, Came,
-    General, EightAvx2, FourAvx2, FactoredAvx2, Pinned, Managed,
-    TorchBfloat16, DeepSpeed, Torchao, Bitsandbytes, FlashOptim, Adafactor8bit, Torchastic, Eager, Copy,
-)  # fmt: skip
+    Torch,
+    TorchInGraph,
+    Eight,
+    EightInGraph,
+    Four,
+    Floats,
+    Logarithmic,
+    Companded,
+    Kahan,
+    Split,
+    EightFloat32,
+    FactoredAdamW,
+    Factored,
+    Came,
+    General,
+    EightAvx2,
+    FourAvx2,
+    FactoredAvx2,
+    Pinned,
+    Managed,
+    TorchBfloat16,
+    DeepSpeed,
+    Torchao,
+    Bitsandbytes,
+    FlashOptim,
+    Adafactor8bit,
+    Torchastic,
+    Eager,
+    Copy,
+)
 GROWING = (Torch, TorchBfloat16, Eight, Four, Copy)

@@ -1,14 +1,16 @@
 """Every rule, pair of state formats and parameter format on this machine: `python -m bench.rules`.
 
-    cmake -S . -B build/lowbit -DLOWBIT_BUILD_TESTS=ON && cmake --build build/lowbit --target bench_steps
+    cmake -S . -B build/lowbit -DLOWBIT_BUILD_TESTS=ON && cmake --build build/lowbit --target
+    bench_steps
     python -m bench.rules                the tables of docs/bench-rules.md, in two or three minutes
     python -m bench.rules --quick        in the second-level cache only, half a minute
     python -m bench.rules --record       writes docs/bench-rules.md and bench/results/rules.json
-    python -m bench.rules --count        counts instructions, writes bench/results/rule_counts.json and the page
+    python -m bench.rules --count        counts instructions, writes bench/results/rule_counts.json
+                                         and the page
     python -m bench.rules --page         writes the page of the recorded results again
 
-The program bench_steps (bench/steps.cpp) measures: each step and 8-bit AdamW take turns in one process, and a time is the
-minimum over many short turns. Compare ratios, never times of two runs.
+The program bench_steps (bench/steps.cpp) measures: each step and 8-bit AdamW take turns in one
+process, and a time is the minimum over many short turns. Compare ratios, never times of two runs.
 """
 
 from __future__ import annotations
@@ -28,10 +30,19 @@ PROGRAM = ROOT / "build" / "lowbit" / "tests" / "cpp" / "bench_steps"
 COUNTS = ROOT / "bench" / "results" / "rule_counts.json"
 RESULT, PAGE = ROOT / "bench" / "results" / "rules.json", ROOT / "docs" / "bench-rules.md"
 LISTS = {
-    "rules": ("Rules", "8-bit state (AdEMAMix's slow mean and Schedule-Free's weights: bfloat16), bfloat16 weights rounded stochastically."),
-    "formats": ("State formats", "AdamW; the format of the first moment, then that of the second. Stochastic: of the codes."),
+    "rules": (
+        "Rules",
+        (
+            "8-bit state (AdEMAMix's slow mean and Schedule-Free's weights: bfloat16), bfloat16 "
+            "weights rounded stochastically."
+        ),
+    ),
+    "formats": (
+        "State formats",
+        "AdamW; the format of the first moment, then that of the second. Stochastic: of the codes.",
+    ),
     "params": ("Parameter formats", "8-bit AdamW."),
-}  # fmt: skip
+}
 LANES = {"avx512vbmi": 16, "avx512": 16, "avx2": 8}  # values in a register
 PER_CYCLE = {"avx512vbmi": 2, "avx512": 2, "avx2": 4}  # vector instructions of a Zen 4 core
 LIMIT = 1.5
@@ -44,10 +55,16 @@ def measured(output: str) -> list[dict]:
     for line in output.splitlines():
         isa, kind, name, size, *times = line.split("\t")
         own_cache, adamw_cache, own_memory, adamw_memory = map(float, times)
-        rows.append({
-            "isa": isa, "list": kind, "name": name, "bytes": float(size), "cache": [own_cache, adamw_cache],
-            "memory": [own_memory, adamw_memory] if own_memory < 1e9 else None,
-        })  # fmt: skip
+        rows.append(
+            {
+                "isa": isa,
+                "list": kind,
+                "name": name,
+                "bytes": float(size),
+                "cache": [own_cache, adamw_cache],
+                "memory": [own_memory, adamw_memory] if own_memory < 1e9 else None,
+            }
+        )
     return rows
 
 
@@ -63,8 +80,18 @@ def counted(output: str) -> list[dict]:
     for line in output.splitlines():
         isa, kind, name, *numbers = line.split("\t")
         size, instructions, vectors, divisions, roots = map(float, numbers)
-        rows.append({"isa": isa, "list": kind, "name": name, "bytes": size, "instructions": instructions, "vectors": vectors,
-                     "divisions": divisions, "roots": roots})  # fmt: skip
+        rows.append(
+            {
+                "isa": isa,
+                "list": kind,
+                "name": name,
+                "bytes": size,
+                "instructions": instructions,
+                "vectors": vectors,
+                "divisions": divisions,
+                "roots": roots,
+            }
+        )
     return rows
 
 
@@ -79,13 +106,21 @@ def adamw_bytes(rows: list[dict]) -> float:
 
 
 def above(rows: list[dict]) -> set[tuple[str, str]]:
-    """The steps that took more than LIMIT times as long as 8-bit AdamW for their bytes, anywhere."""
+    """The steps that took more than LIMIT times as long as 8-bit AdamW for their bytes,
+    anywhere.
+    """
     adamw = adamw_bytes(rows)
-    return {(r["list"], r["name"]) for r in rows if any(r[p] and ratio(r, p, adamw) > LIMIT for p in ("cache", "memory"))}  # fmt: skip
+    return {
+        (r["list"], r["name"])
+        for r in rows
+        if any(r[p] and ratio(r, p, adamw) > LIMIT for p in ("cache", "memory"))
+    }
 
 
 def counts_table(rows: list[dict], slow: Collection[tuple[str, str]] = ()) -> str:
-    """8-bit AdamW, what is slow, and what executes more than LIMIT times AdamW's vector instructions for its bytes."""
+    """8-bit AdamW, what is slow, and what executes more than LIMIT times AdamW's vector
+    instructions for its bytes.
+    """
     found = {(r["list"], r["name"], r["isa"]): r for r in rows}
     isas = list(dict.fromkeys(r["isa"] for r in rows))
 
@@ -100,9 +135,17 @@ def counts_table(rows: list[dict], slow: Collection[tuple[str, str]] = ()) -> st
             continue
         cells = [name, f"{own[0]['bytes']:.2f}"]
         for r in own:
-            cells += [f"{r['instructions']:.0f}", f"{r['vectors']:.0f} ({share(r):.2f})", f"{r['divisions']:.1f}, {r['roots']:.1f}"]  # fmt: skip
+            cells += [
+                f"{r['instructions']:.0f}",
+                f"{r['vectors']:.0f} ({share(r):.2f})",
+                f"{r['divisions']:.1f}, {r['roots']:.1f}",
+            ]
         lines.append(cells)
-    head = [f"{NAMES.get(isa, isa)}{what}" for isa in isas for what in (", instructions", ", of vectors", ", divisions, roots")]  # fmt: skip
+    head = [
+        f"{NAMES.get(isa, isa)}{what}"
+        for isa in isas
+        for what in (", instructions", ", of vectors", ", divisions, roots")
+    ]
     return page.table(["", "B", *head], lines)
 
 
@@ -116,7 +159,11 @@ def tables(rows: list[dict], counts: list[dict] | None = None) -> str:
     parts = []
     for kind, (title, what) in LISTS.items():
         names = list(dict.fromkeys(r["name"] for r in rows if r["list"] == kind))
-        head = [f"{NAMES.get(isa, isa)}, {place}" for isa in isas for place in (*places, *(["least cycles"] if least else []))]  # fmt: skip
+        head = [
+            f"{NAMES.get(isa, isa)}, {place}"
+            for isa in isas
+            for place in (*places, *(["least cycles"] if least else []))
+        ]
         lines = []
         for name in names:
             own = [found[kind, name, isa] for isa in isas]
@@ -135,26 +182,46 @@ def written(result: dict[str, Any], counts: list[dict] | None = None) -> str:
     m = result["machine"]
     parts: list[str] = [
         "# Every rule and format on a CPU",
-        "`python -m bench.rules --record` writes this page; [bench.md](bench.md#rules-and-formats) says how it measures and what\nthe slow ones wait for.",
-        f"* {m['date'][:10]}, {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), load {m['load'][0]:.0f} on {m['cores']} shared cores, one thread",
-        "Nanoseconds per parameter of one thread: cache, the second-level one, or memory. B: the bytes that a step moves for\n"
-        "a parameter. In brackets: the time over that of 8-bit AdamW in the same minute, for the same number of bytes. 1 is as\n"
-        "fast as 8-bit AdamW for what it moves. Least cycles: of one value, its counted vector instructions at two in a cycle\n"
-        "(AVX-512) or four (AVX2), Zen 4's most.",
+        (
+            "`python -m bench.rules --record` writes this page; "
+            "[bench.md](bench.md#rules-and-formats) says how it measures and what\n"
+            "the slow ones wait for."
+        ),
+        (
+            f"* {m['date'][:10]}, {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), "
+            f"load {m['load'][0]:.0f} on {m['cores']} shared cores, one thread"
+        ),
+        (
+            "Nanoseconds per parameter of one thread: cache, the second-level one, or memory. B: "
+            "the bytes that a step moves for\n"
+            "a parameter. In brackets: the time over that of 8-bit AdamW in the same minute, for "
+            "the same number of bytes. 1 is as\n"
+            "fast as 8-bit AdamW for what it moves. Least cycles: of one value, its counted vector "
+            "instructions at two in a cycle\n"
+            "(AVX-512) or four (AVX2), Zen 4's most."
+        ),
         tables(result["rows"], counts),
-    ]  # fmt: skip
+    ]
     if counts:
         parts += [
             "## Counted instructions",
-            "`python -m bench.rules --count` steps a copy of the process through one step of a matrix of 32 x 256,\n"
-            "instruction by instruction; with so few rows, what is done once for a column weighs more than in a tall matrix.\n"
-            f"Listed are 8-bit AdamW, the steps that take more than {LIMIT} times as long as it for their bytes above, and those\n"
-            "that execute as many of its vector instructions. Instructions are those for one register of values, 16 with\n"
-            "AVX-512 and 8 with AVX2; those of vectors have loads and stores among them, and in brackets their number over\n"
-            "AdamW's for the same number of bytes. Divisions and square roots, which occupy the divider longer, are among\n"
-            "the instructions and counted again.",
+            (
+                "`python -m bench.rules --count` steps a copy of the process through one step of a "
+                "matrix of 32 x 256,\n"
+                "instruction by instruction; with so few rows, what is done once for a column "
+                "weighs more than in a tall matrix.\n"
+                f"Listed are 8-bit AdamW, the steps that take more than {LIMIT} times as long as "
+                "it for their bytes above, and those\n"
+                "that execute as many of its vector instructions. Instructions are those for one "
+                "register of values, 16 with\n"
+                "AVX-512 and 8 with AVX2; those of vectors have loads and stores among them, and "
+                "in brackets their number over\n"
+                "AdamW's for the same number of bytes. Divisions and square roots, which occupy "
+                "the divider longer, are among\n"
+                "the instructions and counted again."
+            ),
             counts_table(counts, above(result["rows"])),
-        ]  # fmt: skip
+        ]
     return "\n\n".join(parts) + "\n"
 
 
@@ -179,10 +246,15 @@ def main() -> int:
         PAGE.write_text(written(json.loads(RESULT.read_text()), recorded_counts()))
         return 0
     if not PROGRAM.exists():
-        print(f"{PROGRAM} is not built: cmake --build build/lowbit --target bench_steps", file=sys.stderr)  # fmt: skip
+        print(
+            f"{PROGRAM} is not built: cmake --build build/lowbit --target bench_steps",
+            file=sys.stderr,
+        )
         return 2
     if asked.count:
-        done = subprocess.run([PROGRAM, "-", "-", "-", "count"], stdout=subprocess.PIPE, text=True, check=True)  # fmt: skip
+        done = subprocess.run(
+            [PROGRAM, "-", "-", "-", "count"], stdout=subprocess.PIPE, text=True, check=True
+        )
         rows = counted(done.stdout)
         COUNTS.write_text(json.dumps({"rows": rows}, indent=1) + "\n")
         PAGE.write_text(written(json.loads(RESULT.read_text()), rows))

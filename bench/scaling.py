@@ -1,11 +1,16 @@
-"""The step on many threads: what a core and memory each allow, measured on this machine, and a model of servers made of both (docs/scaling.md).
+"""The step on many threads: what a core and memory each allow, measured on this machine, and a
+model of servers made of both (docs/scaling.md).
 
-    python -m bench.scaling                     measures: 5 minutes on a quiet machine; writes bench/results/scaling.json and docs/scaling.md
-    python -m bench.scaling --quick             smaller tensors and fewer rounds: a minute, to try it
-    python -m bench.scaling --page              docs/scaling.md and the table of docs/bench.md, from what was measured
+    python -m bench.scaling                     measures: 5 minutes on a quiet machine; writes
+                                                bench/results/scaling.json and docs/scaling.md
+    python -m bench.scaling --quick             smaller tensors and fewer rounds: a minute,
+                                                to try it
+    python -m bench.scaling --page              docs/scaling.md and the table of docs/bench.md,
+                                                from what was measured
 
-Each contestant is measured three ways, in turns: on tensors that the nearest cache holds (what a core needs for a value), on one large tensor with 1, 2, ...
-threads (what memory allows), and on that tensor with one thread while other processes saturate memory, as training does.
+Each contestant is measured three ways, in turns: on tensors that the nearest cache holds (what a
+core needs for a value), on one large tensor with 1, 2, ... threads (what memory allows), and on
+that tensor with one thread while other processes saturate memory, as training does.
 """
 
 from __future__ import annotations
@@ -29,11 +34,21 @@ from bench.stream import Streams
 
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "scaling.json"
-CONTESTANTS: tuple[type[Contestant], ...] = (Torch, TorchForeach, TorchBfloat16, DeepSpeed, Eight, Four, Floats, EightFloat32, Kahan, Factored, InPlace)  # fmt: skip
-SMALLER, SMALL = (
-    (32, 256),
-    (128, 256),
-)  # float32 weights, gradients and state of the latter: 512 KiB
+CONTESTANTS: tuple[type[Contestant], ...] = (
+    Torch,
+    TorchForeach,
+    TorchBfloat16,
+    DeepSpeed,
+    Eight,
+    Four,
+    Floats,
+    EightFloat32,
+    Kahan,
+    Factored,
+    InPlace,
+)
+# float32 weights, gradients and state of the latter: 512 KiB
+SMALLER, SMALL = ((32, 256), (128, 256))
 
 
 @dataclass(frozen=True)
@@ -69,23 +84,32 @@ def prepared(shape: tuple[int, int]) -> tuple[list[Contestant], dict[str, str]]:
 
 
 def least(entries: list[Contestant], rounds: int, seconds: float) -> dict[str, float]:
-    """Seconds of a step of each, the least of many turns of some `seconds`: whatever else the machine does only adds to them."""
+    """Seconds of a step of each, the least of many turns of some `seconds`: whatever else the
+    machine does only adds to them.
+    """
     turns = []
     for entry in entries:
-        repeats = clock.repeats_for(min(clock.seconds(entry.step, "cpu") for _ in range(3)), seconds)  # fmt: skip
+        repeats = clock.repeats_for(
+            min(clock.seconds(entry.step, "cpu") for _ in range(3)), seconds
+        )
         turns.append((entry.name, functools.partial(clock.seconds, entry.step, "cpu", repeats)))
     times = clock.rounds(turns, rounds, 1e9)
     return {name: min(t for t in several if t is not None) for name, several in times.items()}
 
 
 def nearest(settings: Settings) -> dict[str, float]:
-    """Nanoseconds of a value in the nearest cache: what more values add to a step, so that its fixed costs do not count."""
+    """Nanoseconds of a value in the nearest cache: what more values add to a step, so that its
+    fixed costs do not count.
+    """
     torch.set_num_threads(1)
     few, many = (least(prepared(shape)[0], settings.short, 3e-4) for shape in (SMALLER, SMALL))
     values = SMALL[0] * SMALL[1] - SMALLER[0] * SMALLER[1]
     found = {name: (many[name] - few[name]) / values * 1e9 for name in many}
     if off := {name: round(ns, 2) for name, ns in found.items() if ns <= 0}:
-        raise SystemExit(f"the machine is too busy to measure: nanoseconds of a value came out as {off}; try again when it is quiet")  # fmt: skip
+        raise SystemExit(
+            f"the machine is too busy to measure: nanoseconds of a value came out as {off}; try "
+            "again when it is quiet"
+        )
     return found
 
 
@@ -96,9 +120,16 @@ def measure(settings: Settings) -> dict[str, Any]:
     entries, missing = prepared((1 << half, 1 << settings.numel - half))
     count = 1 << settings.numel
     rows = [
-        {"name": e.name, "bytes": e.traffic() / count, "state_bytes": e.state_bytes() / count, "cache_ns": cache[e.name], "memory_ns": {}, "beside": {}}
+        {
+            "name": e.name,
+            "bytes": e.traffic() / count,
+            "state_bytes": e.state_bytes() / count,
+            "cache_ns": cache[e.name],
+            "memory_ns": {},
+            "beside": {},
+        }
         for e in entries
-    ]  # fmt: skip
+    ]
     for threads in settings.threads:
         torch.set_num_threads(threads)
         seconds = least(entries, settings.rounds, 5e-3)
@@ -116,16 +147,25 @@ def measure(settings: Settings) -> dict[str, Any]:
             "to_torch": clock.ratio(pressed[name], pressed[first]),
         }
     return {
-        "machine": machine.describe("cpu"), "date": time.strftime("%Y-%m-%d", time.gmtime()), "numel": count, "rounds": settings.rounds,
-        "threads": list(settings.threads), "streams": settings.streams, "streams_gb_per_second": alone,
-        "streams_gb_per_second_beside": at_once, "rows": rows, "missing": missing,
-    }  # fmt: skip
+        "machine": machine.describe("cpu"),
+        "date": time.strftime("%Y-%m-%d", time.gmtime()),
+        "numel": count,
+        "rounds": settings.rounds,
+        "threads": list(settings.threads),
+        "streams": settings.streams,
+        "streams_gb_per_second": alone,
+        "streams_gb_per_second_beside": at_once,
+        "rows": rows,
+        "missing": missing,
+    }
 
 
 def beside(
     entries: list[Contestant], rounds: int, streams: Streams
 ) -> tuple[clock.Times, clock.Times, float]:
-    """Seconds without and with the streams, round by round in turn, so that both see the same machine, and the streams' GB/s meanwhile."""
+    """Seconds without and with the streams, round by round in turn, so that both see the same
+    machine, and the streams' GB/s meanwhile.
+    """
     moved = spent = 0.0
     quiet: clock.Times = {e.name: [] for e in entries}
     pressed: clock.Times = {e.name: [] for e in entries}
@@ -152,8 +192,15 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--page", action="store_true", help="measure nothing")
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
-    parser.add_argument("--streams", type=int, default=1, help="processes that saturate memory; one for each core but one is most")  # fmt: skip
-    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="write the result there and no page")  # fmt: skip
+    parser.add_argument(
+        "--streams",
+        type=int,
+        default=1,
+        help="processes that saturate memory; one for each core but one is most",
+    )
+    parser.add_argument(
+        "--json", type=pathlib.Path, metavar="FILE", help="write the result there and no page"
+    )
     args = parser.parse_args()
     if not args.page:
         smaller = {"numel": 22, "rounds": 3} if args.quick else {}

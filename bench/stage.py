@@ -1,4 +1,6 @@
-"""One stage of a run on a GPU machine: a command with a time limit, whose failure does not stop the next stage."""
+"""One stage of a run on a GPU machine: a command with a time limit,
+whose failure does not stop the next stage.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,14 @@ class Stage:
         with open(log, "w") as out:
             try:
                 process = subprocess.Popen(
-                    self.command, stdout=out, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=self.cwd,
-                    env={**os.environ, "PYTHONUNBUFFERED": "1", **self.env}, start_new_session=True,
-                )  # fmt: skip
+                    self.command,
+                    stdout=out,
+                    stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL,
+                    cwd=self.cwd,
+                    env={**os.environ, "PYTHONUNBUFFERED": "1", **self.env},
+                    start_new_session=True,
+                )
             except OSError as error:
                 return {
                     **result,
@@ -89,7 +96,9 @@ class Stage:
 
 
 def ended(process: subprocess.Popen) -> str:
-    """Kills a stage and its children. A process that hangs in a driver does not die and is abandoned after PATIENCE."""
+    """Kills a stage and its children. A process that hangs in a driver does not die and is
+    abandoned after PATIENCE.
+    """
     os.killpg(process.pid, signal.SIGKILL)  # a session of its own, without other processes
     try:
         process.wait(PATIENCE)
@@ -106,8 +115,8 @@ def guarded(read: Callable[[str], dict], text: str) -> dict:
         return {"unread": f"{type(error).__name__}: {error}"}
 
 
-# The output of pytest -v while it runs ("FILE::TEST FAILED [ 3%]"), of pytest-xdist ("[gw0] [ 3%] FAILED FILE::TEST"), and of both at the end
-# ("FAILED FILE::TEST").
+# The output of pytest -v while it runs ("FILE::TEST FAILED [ 3%]"), of pytest-xdist ("[gw0] [ 3%]
+# FAILED FILE::TEST"), and of both at the end ("FAILED FILE::TEST").
 FAILED = re.compile(r"(\S+::.*?(?= (?:FAILED|ERROR)\b)|(?<=FAILED )\S+::\S+|(?<=ERROR )\S+::\S+)")
 
 
@@ -115,7 +124,9 @@ GRAPH = "graph"  # in the names of tests that capture one
 
 
 def junit(path: pathlib.Path) -> Callable[[str], dict]:
-    """Reads counts, the names of failed tests, and counts of the tests about graphs. If pytest ended before it wrote its report, from its output."""
+    """Reads counts, the names of failed tests, and counts of the tests about graphs. If pytest
+    ended before it wrote its report, from its output.
+    """
 
     def read(text: str) -> dict:
         if not path.exists():
@@ -143,7 +154,8 @@ def junit(path: pathlib.Path) -> Callable[[str], dict]:
             for kind in ("failure", "error"):
                 if (found := case.find(kind)) is not None:
                     failed.append(
-                        f"{case.get('classname')}::{case.get('name')}: {(found.get('message') or '')[:160]}"
+                        f"{case.get('classname')}::{case.get('name')}: "
+                        f"{(found.get('message') or '')[:160]}"
                     )
             bad = any(case.find(kind) is not None for kind in ("failure", "error"))
             if GRAPH in (case.get("name") or "") and case.find("skipped") is None:
@@ -152,7 +164,12 @@ def junit(path: pathlib.Path) -> Callable[[str], dict]:
                 reason = (found.get("message") or "")[:160]
                 skipped[reason] = skipped.get(reason, 0) + 1
         passed = count["tests"] - count["failures"] - count["errors"] - count["skipped"]
-        return {"tests": {**count, "passed": passed}, "failures": failed[:50], "skipped": skipped, "graphs": graphs}  # fmt: skip
+        return {
+            "tests": {**count, "passed": passed},
+            "failures": failed[:50],
+            "skipped": skipped,
+            "graphs": graphs,
+        }
 
     return read
 
@@ -174,7 +191,10 @@ def sanitizer(path: pathlib.Path) -> Callable[[str], dict]:
             if line.startswith(("Invalid", "Error", "Warning", "Misaligned", "Race", "Program hit"))
             or "hazard" in line
         ]
-        return {"summary": summary[-1] if summary else "the tool ended before its summary", "errors": errors[:20],
-                "tests": {"passed": text.count(" PASSED"), "failed": text.count(" FAILED")}}  # fmt: skip
+        return {
+            "summary": summary[-1] if summary else "the tool ended before its summary",
+            "errors": errors[:20],
+            "tests": {"passed": text.count(" PASSED"), "failed": text.count(" FAILED")},
+        }
 
     return read

@@ -1,4 +1,5 @@
-"""Start-up: seconds to import a package, and of the first step against a later one, each in a fresh process.
+"""Start-up: seconds to import a package, and of the first step against a later one,
+each in a fresh process.
 
 python -m bench.start NAME DEVICE      the command of such a process
 """

@@ -1,4 +1,6 @@
-"""The optimizer's step alone: lowbit against baselines and a copy of the same bytes, on several workloads."""
+"""The optimizer's step alone: lowbit against baselines and a copy of the same bytes,
+on several workloads.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from bench.settings import Settings
 from bench.workload import Shapes, Workload, numel
 
 Say = Callable[[str], None]
-# Bytes per element of a workload: weights and gradients in both dtypes, the state of all contestants, the two buffers of the copy. Measured, then rounded up.
+# Bytes per element of a workload: weights and gradients in both dtypes, the state of all
+# contestants, the two buffers of the copy. Measured, then rounded up.
 BYTES = 80
 
 
@@ -27,12 +30,21 @@ def run(settings: Settings, say: Say) -> Iterator[list[dict]]:
         shapes, cut = workload.shapes(limit)
         try:
             results += case(settings, say, workload, shapes, cut, slow)
-        except Exception as error:  # out of memory, or a baseline that broke the GPU's context: earlier results stay
+        # out of memory, or a baseline that broke the GPU's context: earlier results stay
+        except Exception as error:
             say(f"{workload.name} failed: {error}")
-            results.append({
-                "workload": workload.name, "cut": cut, "tensors": len(shapes), "numel": numel(shapes), "threads": 0, "rows": [], "clocks": {},
-                "missing": {"all": f"{type(error).__name__}: {str(error)[:300]}"},
-            })  # fmt: skip
+            results.append(
+                {
+                    "workload": workload.name,
+                    "cut": cut,
+                    "tensors": len(shapes),
+                    "numel": numel(shapes),
+                    "threads": 0,
+                    "rows": [],
+                    "clocks": {},
+                    "missing": {"all": f"{type(error).__name__}: {str(error)[:300]}"},
+                }
+            )
             gc.collect()
         yield results
     if not any(r["rows"] for r in results):
@@ -107,7 +119,10 @@ def case(
         entry = kind()
         reason = entry.missing(settings.device)
         if reason is None and entry.name in slow:
-            reason = f"too slow: {slow[entry.name] * 1e9:.0f} ns per element on a tensor of 64 k, {min(settings.threads)} thread"
+            reason = (
+                f"too slow: {slow[entry.name] * 1e9:.0f} ns per element on a tensor of 64 k, "
+                f"{min(settings.threads)} thread"
+            )
         if reason is None and entry.one_shape and not (workload.one_shape and settings.compile):
             reason = "it would compile for each shape"
         if reason is None:
@@ -123,16 +138,27 @@ def case(
     for threads in settings.threads:
         torch.set_num_threads(threads)
         say(
-            f"{workload.name}: {len(entries)} contestants with {threads} thread{'s' * (threads > 1)}"
+            f"{workload.name}: {len(entries)} contestants with {threads} "
+            f"thread{'s' * (threads > 1)}"
         )
         times = clock.rounds(
-            [(e.name, turn(e, settings.device)) for e in entries], settings.rounds, settings.budget,
+            [(e.name, turn(e, settings.device)) for e in entries],
+            settings.rounds,
+            settings.budget,
             always=(roster.ALL[0].name, Copy.name),
-        )  # fmt: skip
-        results.append({
-            "workload": workload.name, "cut": cut, "tensors": len(shapes), "numel": numel(shapes), "threads": threads,
-            "rows": rows(entries, times, numel(shapes)), "missing": missing if threads == settings.threads[0] else {}, "clocks": machine.gpu_clocks() if settings.device == "cuda" else {},
-        })  # fmt: skip
+        )
+        results.append(
+            {
+                "workload": workload.name,
+                "cut": cut,
+                "tensors": len(shapes),
+                "numel": numel(shapes),
+                "threads": threads,
+                "rows": rows(entries, times, numel(shapes)),
+                "missing": missing if threads == settings.threads[0] else {},
+                "clocks": machine.gpu_clocks() if settings.device == "cuda" else {},
+            }
+        )
     del entries, params
     gc.collect()
     if settings.device == "cuda":
@@ -141,7 +167,9 @@ def case(
 
 
 def turn(entry: Contestant, device: str) -> Callable[[], float]:
-    """A turn of one contestant: steps of at least 5 ms in total, after an untimed one, since the previous contestant changed the caches."""
+    """A turn of one contestant: steps of at least 5 ms in total, after an untimed one, since the
+    previous contestant changed the caches.
+    """
     with entry.running():
         repeats = clock.repeats_for(clock.seconds(entry.step, device), 5e-3)
 
@@ -159,15 +187,17 @@ def rows(entries: list[Contestant], times: clock.Times, count: int) -> list[dict
     made = []
     for e in entries:
         middle = clock.median(times[e.name])
-        made.append({
-            "name": e.name,
-            "ns_per_parameter": middle / count * 1e9,
-            "to_torch": clock.ratio(times[e.name], reference) if reference else None,
-            "to_copy": clock.ratio(times[e.name], times[copy.name]) if copy else None,
-            "of_copy_speed": e.traffic() / middle / speed if speed else None,
-            "gb_per_second": e.traffic() / middle / 1e9,
-            "weight_bytes": e.params[0].element_size(),
-            "state_bytes": e.state_bytes() / count,
-            "seconds": times[e.name],
-        })  # fmt: skip
+        made.append(
+            {
+                "name": e.name,
+                "ns_per_parameter": middle / count * 1e9,
+                "to_torch": clock.ratio(times[e.name], reference) if reference else None,
+                "to_copy": clock.ratio(times[e.name], times[copy.name]) if copy else None,
+                "of_copy_speed": e.traffic() / middle / speed if speed else None,
+                "gb_per_second": e.traffic() / middle / 1e9,
+                "weight_bytes": e.params[0].element_size(),
+                "state_bytes": e.state_bytes() / count,
+                "seconds": times[e.name],
+            }
+        )
     return made

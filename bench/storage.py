@@ -1,14 +1,19 @@
-"""lowbit.checkpoint.Writer and Reader beside torch's FileSystemWriter and FileSystemReader, and beside `cp`, on ranks of one machine.
+"""lowbit.checkpoint.Writer and Reader beside torch's FileSystemWriter and FileSystemReader, and
+beside `cp`, on ranks of one machine.
 
-    python -m bench.storage                  1 GiB of float32 AdamW state, saved on 2 ranks, loaded on 2 and on 4
+    python -m bench.storage                  1 GiB of float32 AdamW state, saved on 2 ranks,
+                                             loaded on 2 and on 4
     python -m bench.storage --state 8bit     as many parameters' 8-bit state
     python -m bench.storage --gib 0.1 --rounds 2 --json out/storage.json
-    python -m bench.storage --record         both; bench/results/storage.json and docs/bench-storage.md: minutes on a quiet machine
-    python -m bench.storage --page           the page alone, from what is recorded here and of `python -m bench.kills`
+    python -m bench.storage --record         both; bench/results/storage.json and
+                                             docs/bench-storage.md: minutes on a quiet machine
+    python -m bench.storage --page           the page alone, from what is recorded here and of
+                                             `python -m bench.kills`
 
-Contestants alternate in one run. A time is that of the slowest rank; ratios compare best times. "in the page cache" does not wait for the disk,
-"on disk" does: `cp` is then followed by a sync. Bytes are those that all ranks read of files, as the kernel counts them (rchar), and what they
-copy from mapped files, which it does not count, beside the bytes of their shards.
+Contestants alternate in one run. A time is that of the slowest rank; ratios compare best times. "in
+the page cache" does not wait for the disk, "on disk" does: `cp` is then followed by a sync. Bytes
+are those that all ranks read of files, as the kernel counts them (rchar), and what they copy from
+mapped files, which it does not count, beside the bytes of their shards.
 """
 
 from __future__ import annotations
@@ -43,7 +48,8 @@ from lowbit import checkpoint
 ROOT = pathlib.Path(__file__).parent.parent
 RESULTS = ROOT / "bench" / "results" / "storage.json"
 KILLS = ROOT / "bench" / "results" / "kills.json"
-# And how many times as many parameters as have 1 GiB of float32 state: 8-bit state of the same model, and of a model with as many bytes of it.
+# And how many times as many parameters as have 1 GiB of float32 state: 8-bit state of the same
+# model, and of a model with as many bytes of it.
 STATES = {"float32": 1, "8bit": 1, "8bit, 4 times the parameters": 4}
 RUNS = (("save", 2), ("load0", 2), ("load0", 4), ("load1", 2))  # and the ranks of each
 TIMES: list[dist.ProcessGroup] = []  # that times are told through
@@ -52,7 +58,9 @@ SHAPES = [(4096, 1024), (1024, 4096), (3072, 1024), (1024, 1024), (1024,)]
 
 
 def state(kind: str, gib: float, dim: int = 0) -> dict[str, Any]:
-    """AdamW state of as many parameters as have `gib` GiB of it in float32, times those of the kind, sharded along `dim`."""
+    """AdamW state of as many parameters as have `gib` GiB of it in float32, times those of the
+    kind, sharded along `dim`.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     left, out, i = int(STATES[kind] * gib * 2**30), {}, 0
     generator = torch.Generator().manual_seed(0)
@@ -62,11 +70,19 @@ def state(kind: str, gib: float, dim: int = 0) -> dict[str, Any]:
         if kind.startswith("8bit") and len(shape) == 2:
             codes = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
             scales = torch.rand(shape[0], shape[1] // 256, generator=generator)
-            moments = {"exp_avg_dynamic8": codes, "exp_avg_dynamic8_scale": scales, "exp_avg_sq_dynamic8": codes, "exp_avg_sq_dynamic8_scale": scales}  # fmt: skip
+            moments = {
+                "exp_avg_dynamic8": codes,
+                "exp_avg_dynamic8_scale": scales,
+                "exp_avg_sq_dynamic8": codes,
+                "exp_avg_sq_dynamic8_scale": scales,
+            }
         else:
             values = torch.rand(shape, generator=generator)
             moments = {"exp_avg": values, "exp_avg_sq": values}
-        cut = {k: distribute_tensor(t, mesh, [Shard(dim if t.dim() > dim else 0)]) for k, t in moments.items()}  # fmt: skip
+        cut = {
+            k: distribute_tensor(t, mesh, [Shard(dim if t.dim() > dim else 0)])
+            for k, t in moments.items()
+        }
         out[f"layers.{i // 5}.{i % 5}.weight"] = {"step": torch.tensor(7.0), **cut}
         left -= 8 * math.prod(shape)
         i += 1
@@ -85,7 +101,9 @@ def local(tree: Any) -> int:
 
 
 class Collector:
-    """Seconds of this process in full passes of Python's garbage collector, which any allocation may begin."""
+    """Seconds of this process in full passes of Python's garbage collector,
+    which any allocation may begin.
+    """
 
     def __init__(self) -> None:
         self.seconds = self._began = 0.0
@@ -104,7 +122,9 @@ COLLECTOR = Collector()
 class Nothing(checkpoint.Writer):
     """Writes nothing: what a save takes for plans and for what ranks tell each other."""
 
-    def write_data(self, plan: SavePlan, planner: SavePlanner) -> torch.futures.Future[list[WriteResult]]:  # fmt: skip
+    def write_data(
+        self, plan: SavePlan, planner: SavePlanner
+    ) -> torch.futures.Future[list[WriteResult]]:
         done: torch.futures.Future[list[WriteResult]] = torch.futures.Future()
         done.set_result([])
         return done
@@ -114,8 +134,9 @@ class Nothing(checkpoint.Writer):
 
 
 def timed(work: Callable[[], object]) -> Turn:
-    """Seconds of the slowest rank, processor seconds of all ranks (what else runs on the machine changes those far less), and of the rank with most of
-    them in full passes of Python's garbage collector."""
+    """Seconds of the slowest rank, processor seconds of all ranks (what else runs on the machine
+    changes those far less), and of the rank with most of them in full passes of Python's garbage
+    collector."""
     dist.barrier()
     start, used, collected = time.perf_counter(), time.process_time(), COLLECTOR.seconds
     work()
@@ -152,7 +173,10 @@ def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[Tur
     tree, mine = state(kind, gib), os.path.join(folder, "out")
     flat = torch.empty(local(tree), dtype=torch.uint8)
     source = flat.clone()
-    kept, theirs = checkpoint.Writer(mine), dcp.FileSystemWriter(mine, cache_staged_state_dict=False)  # fmt: skip
+    kept, theirs = (
+        checkpoint.Writer(mine),
+        dcp.FileSystemWriter(mine, cache_staged_state_dict=False),
+    )
     waiting: list[Any] = []
 
     def stall(writer: Any) -> None:
@@ -165,8 +189,12 @@ def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[Tur
 
     turns = {
         "save, page cache: cp": lambda: cp(False),
-        "save, page cache: lowbit": lambda: dcp.save(tree, storage_writer=checkpoint.Writer(mine, sync_files=False)),
-        "save, page cache: torch": lambda: dcp.save(tree, storage_writer=dcp.FileSystemWriter(mine, sync_files=False)),
+        "save, page cache: lowbit": lambda: dcp.save(
+            tree, storage_writer=checkpoint.Writer(mine, sync_files=False)
+        ),
+        "save, page cache: torch": lambda: dcp.save(
+            tree, storage_writer=dcp.FileSystemWriter(mine, sync_files=False)
+        ),
         "save, page cache: nothing": lambda: dcp.save(tree, storage_writer=Nothing(mine)),
         "save, on disk: cp": lambda: cp(True),
         "save, on disk: lowbit": lambda: dcp.save(tree, storage_writer=checkpoint.Writer(mine)),
@@ -174,7 +202,7 @@ def saves(folder: str, kind: str, gib: float, rounds: int) -> dict[str, list[Tur
         "stall: copy of memory": lambda: flat.copy_(source),
         "stall: lowbit": lambda: stall(kept),
         "stall: torch": lambda: stall(theirs),
-    }  # fmt: skip
+    }
     for who, writer in (("torch", dcp.FileSystemWriter), ("lowbit", checkpoint.Writer)):
         dcp.save(tree, storage_writer=writer(os.path.join(folder, who)))
     times: dict[str, list[Turn]] = {name: [] for name in turns}
@@ -194,13 +222,17 @@ def loads(folder: str, kind: str, gib: float, rounds: int, dim: int) -> dict[str
     needed, times, read = all_sum(local(tree)), {}, {}
     readers = {
         "lowbit": lambda: checkpoint.Reader(os.path.join(folder, "lowbit")),
-        "lowbit, verify=False": lambda: checkpoint.Reader(os.path.join(folder, "lowbit"), verify=False),
+        "lowbit, verify=False": lambda: checkpoint.Reader(
+            os.path.join(folder, "lowbit"), verify=False
+        ),
         "torch": lambda: dcp.FileSystemReader(os.path.join(folder, "torch")),
-    }  # fmt: skip
+    }
     for _ in range(rounds):
         for name, reader in readers.items():
             before, source = bytes_read(), reader()
-            times.setdefault(name, []).append(timed(lambda r=source: dcp.load(tree, storage_reader=r)))  # fmt: skip
+            times.setdefault(name, []).append(
+                timed(lambda r=source: dcp.load(tree, storage_reader=r))
+            )
             mapped = getattr(source, "bytes_mapped", 0)
             read[name] = round(all_sum(bytes_read() - before + mapped) / needed, 3)
     return {"seconds": times, "bytes needed": needed, "bytes read to bytes needed": read}
@@ -229,7 +261,9 @@ def measured(kind: str, given: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=given.folder) as folder:
         for what, ranks in RUNS:
             mp.spawn(work, (ranks, folder, what, kind, given), ranks)
-            found[f"{what}-{ranks}"] = json.loads(pathlib.Path(folder, f"{what}-{ranks}.json").read_text())  # fmt: skip
+            found[f"{what}-{ranks}"] = json.loads(
+                pathlib.Path(folder, f"{what}-{ranks}.json").read_text()
+            )
     return found
 
 
@@ -245,9 +279,15 @@ def write_page() -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--gib", type=float, default=1.0, help="size of the float32 state")
-    parser.add_argument("--state", nargs="+", choices=STATES, default=None, help="default: float32; with --record, all")  # fmt: skip
+    parser.add_argument(
+        "--state",
+        nargs="+",
+        choices=STATES,
+        default=None,
+        help="default: float32; with --record, all",
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--folder", default=None, help="for the data (default: TMPDIR, else /tmp)")
     parser.add_argument("--json", type=pathlib.Path, default=None)
@@ -259,10 +299,17 @@ def main() -> None:
     if given.page:
         write_page()
         return
-    result: dict[str, Any] = {"machine": machine.describe("cpu"), "file_system": file_system(given.folder), "gib": given.gib, "rounds": given.rounds, "synced": True, "states": {}}  # fmt: skip
+    result: dict[str, Any] = {
+        "machine": machine.describe("cpu"),
+        "file_system": file_system(given.folder),
+        "gib": given.gib,
+        "rounds": given.rounds,
+        "synced": True,
+        "states": {},
+    }
     for kind in STATES if given.record else given.state or ["float32"]:
         found = result["states"][kind] = measured(kind, given)
-        print(f"\n{kind}\n\n{storage_page.saves(found)}\n\n{storage_page.loads(found)}", flush=True)  # fmt: skip
+        print(f"\n{kind}\n\n{storage_page.saves(found)}\n\n{storage_page.loads(found)}", flush=True)
     print(f"\n{storage_page.aims(result)}")
     for file in [*([given.json] if given.json else []), *([RESULTS] if given.record else [])]:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,6 @@
-"""docs/bench-storage.md from the numbers of bench/storage.py and bench/kills.py: tables, targets and whether they are met."""
+"""docs/bench-storage.md from the numbers of bench/storage.py and bench/kills.py: tables, targets
+and whether they are met.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,11 @@ SAVE_RATIOS = {
     "save, on disk": "save, on disk: time / cp",
     "stall": "async save: stall / memory copy",
 }
-LOADS = {"load0-2": "on 2 ranks, as saved", "load0-4": "on 4 ranks", "load1-2": "on 2 ranks, by columns"}  # fmt: skip
+LOADS = {
+    "load0-2": "on 2 ranks, as saved",
+    "load0-4": "on 4 ranks",
+    "load1-2": "on 2 ranks, by columns",
+}
 UNVERIFIED = "lowbit, verify=False"
 
 
@@ -77,7 +83,11 @@ class Aim:
 
     def cells(self, found: Found) -> list[str]:
         theirs = f"{self.torch(found):.{self.digits}f}" if self.torch else ""
-        return [theirs, f"{self.lowbit(found):.{self.digits}f}", "yes" if self.met(found) else "**no**"]  # fmt: skip
+        return [
+            theirs,
+            f"{self.lowbit(found):.{self.digits}f}",
+            "yes" if self.met(found) else "**no**",
+        ]
 
 
 def to_base_of(name: str, who: str) -> Callable[[Found], float]:
@@ -93,15 +103,53 @@ def faster_than_torch(key: str) -> Callable[[Found], float]:
 
 
 AIMS = (
-    *(Aim(ratio, "at most 1.20", 1.2, 2, to_base_of(name, "lowbit"), to_base_of(name, "torch")) for name, ratio in SAVE_RATIOS.items()),
-    Aim(f"load {LOADS['load0-2']}: time / torch", "at most 1.00", 1.0, 2, lambda found: to_torch(found, "load0-2")),
-    *(Aim(f"load {LOADS[key]}: torch / lowbit", "at least 2.00", 2.0, 2, faster_than_torch(key), least=True) for key in ("load0-4", "load1-2")),
-    *(Aim(f"load {title}: bytes read / needed", "1.0", 1.0, 1, read_of(key, "lowbit"), read_of(key, "torch")) for key, title in LOADS.items()),
-)  # fmt: skip
+    *(
+        Aim(ratio, "at most 1.20", 1.2, 2, to_base_of(name, "lowbit"), to_base_of(name, "torch"))
+        for name, ratio in SAVE_RATIOS.items()
+    ),
+    Aim(
+        f"load {LOADS['load0-2']}: time / torch",
+        "at most 1.00",
+        1.0,
+        2,
+        lambda found: to_torch(found, "load0-2"),
+    ),
+    *(
+        Aim(
+            f"load {LOADS[key]}: torch / lowbit",
+            "at least 2.00",
+            2.0,
+            2,
+            faster_than_torch(key),
+            least=True,
+        )
+        for key in ("load0-4", "load1-2")
+    ),
+    *(
+        Aim(
+            f"load {title}: bytes read / needed",
+            "1.0",
+            1.0,
+            1,
+            read_of(key, "lowbit"),
+            read_of(key, "torch"),
+        )
+        for key, title in LOADS.items()
+    ),
+)
 
 
 def saves(found: Found) -> str:
-    head = ["save", "cp, or a memory copy, s", "torch, s", "lowbit, s", "torch / cp or copy", "lowbit / cp or copy", "torch, processor s", "lowbit, processor s"]  # fmt: skip
+    head = [
+        "save",
+        "cp, or a memory copy, s",
+        "torch, s",
+        "lowbit, s",
+        "torch / cp or copy",
+        "lowbit / cp or copy",
+        "torch, processor s",
+        "lowbit, processor s",
+    ]
     turns, rows = found["save-2"], []
     for name, (title, base) in SAVES.items():
         cells = [times(turns[f"{name}: {who}"]) for who in (base, "torch", "lowbit")]
@@ -114,20 +162,38 @@ def saves(found: Found) -> str:
 def besides(found: Found) -> str:
     """What a save takes besides writing: plans, and the collector."""
     turns = found["save-2"]
-    passes = {who: [turn[2] for name, some in turns.items() if name.endswith(f": {who}") for turn in some] for who in ("lowbit", "torch")}  # fmt: skip
+    passes = {
+        who: [turn[2] for name, some in turns.items() if name.endswith(f": {who}") for turn in some]
+        for who in ("lowbit", "torch")
+    }
     hit = {who: sum(seconds > 0.01 for seconds in some) for who, some in passes.items()}
     longest = max(seconds for some in passes.values() for seconds in some)
-    plan = f"A save with a writer that writes nothing, so torch's plans and collectives alone, takes {times(turns['save, page cache: nothing'])} s."
+    plan = (
+        "A save with a writer that writes nothing, so torch's plans and collectives alone, takes "
+        f"{times(turns['save, page cache: nothing'])} s."
+    )
     if not any(hit.values()):
         return filled(plan)
     return filled(
         plan,
-        f"Python's garbage collector made a full pass, of up to {longest:.3f} s, in {hit['lowbit']} of {len(passes['lowbit'])} turns of lowbit and in {hit['torch']} of {len(passes['torch'])} of torch's.",
-    )  # fmt: skip
+        f"Python's garbage collector made a full pass, of up to {longest:.3f} s, in "
+        f"{hit['lowbit']} of {len(passes['lowbit'])} turns of lowbit and in {hit['torch']} of "
+        f"{len(passes['torch'])} of torch's.",
+    )
 
 
 def loads(found: Found) -> str:
-    head = ["load", "torch, s", "lowbit, s", "lowbit, `verify=False`, s", "lowbit / torch", "torch, bytes read / needed", "lowbit, bytes read / needed", "torch, processor s", "lowbit, processor s"]  # fmt: skip
+    head = [
+        "load",
+        "torch, s",
+        "lowbit, s",
+        "lowbit, `verify=False`, s",
+        "lowbit / torch",
+        "torch, bytes read / needed",
+        "lowbit, bytes read / needed",
+        "torch, processor s",
+        "lowbit, processor s",
+    ]
     rows = []
     for key, title in LOADS.items():
         turns = found[key]["seconds"]
@@ -149,7 +215,11 @@ def aims(result: Found) -> str:
 
 
 def verdict(kind: str, found: Found) -> str:
-    missed = [f"{aim.what} ({aim.cells(found)[1]}, target {aim.target})" for aim in AIMS if not aim.met(found)]  # fmt: skip
+    missed = [
+        f"{aim.what} ({aim.cells(found)[1]}, target {aim.target})"
+        for aim in AIMS
+        if not aim.met(found)
+    ]
     kept = f"**{kind}**: {len(AIMS) - len(missed)} of {len(AIMS)} met."
     return filled(f"{kept} Missed: {'; '.join(missed)}." if missed else kept)
 
@@ -161,8 +231,16 @@ def title_of(kind: str) -> str:
 
 
 def about(facts: Found, *more: str) -> str:
-    versions = ", ".join(f"{p} {facts['versions'][p]}" for p in ("torch", "lowbit") if facts["versions"].get(p))  # fmt: skip
-    where = [f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB", facts["system"], f"Python {facts['python']}, {versions}", facts["date"][:10], *more]  # fmt: skip
+    versions = ", ".join(
+        f"{p} {facts['versions'][p]}" for p in ("torch", "lowbit") if facts["versions"].get(p)
+    )
+    where = [
+        f"{facts['cpu']}, {facts['cores']} cores, {facts['memory_gib']} GiB",
+        facts["system"],
+        f"Python {facts['python']}, {versions}",
+        facts["date"][:10],
+        *more,
+    ]
     return f"{'; '.join(where)}; load average {facts['load'][0]:.1f} at the start."
 
 
@@ -171,33 +249,76 @@ def killed(kills: Found) -> str:
     left = dict(kills["left"])
     whole, broken = (left.pop(what, 0) for what in ("whole", "whole, and one that is broken"))
     if left or whole + broken != kills["kills"]:
-        raise ValueError(f"bench.kills tells of {whole} + {broken} of {kills['kills']} kills, and of {sorted(left)}: run it again")  # fmt: skip
+        raise ValueError(
+            f"bench.kills tells of {whole} + {broken} of {kills['kills']} kills, and of "
+            f"{sorted(left)}: run it again"
+        )
     disk = "with fsync, the default" if kills["sync"] else "without fsync"
     return filled(
-        f"{kills['ranks']} ranks save {kills['mib']} MiB to one path repeatedly, {disk}. At random moments, {kills['kills']} times, one rank or all of them get SIGKILL.",
-        "After each kill, the checkpoint of that name was whole, verified by its digests, and held the values of the last finished save or of the next one.",
-        f"{broken} kills also left a broken save beside it, which `verify` refused by name and the next save removed; {whole} left nothing else.",
+        f"{kills['ranks']} ranks save {kills['mib']} MiB to one path repeatedly, {disk}. At "
+        f"random moments, {kills['kills']} times, one rank or all of them get SIGKILL.",
+        "After each kill, the checkpoint of that name was whole, verified by its digests, and "
+        "held the values of the last finished save or of the next one.",
+        f"{broken} kills also left a broken save beside it, which `verify` refused by name and "
+        f"the next save removed; {whole} left nothing else.",
         "A kill that leaves anything else ends the run, and nothing is recorded.",
         "SIGKILL loses nothing of the page cache. What a power failure leaves is not measured.",
         about(kills["machine"]),
         f"It took {kills['seconds']:.0f} s.",
-    )  # fmt: skip
+    )
 
 
 def page(result: Found, kills: Found) -> str:
-    synced = ", and the system writes its caches to disk before each save" if result["synced"] else ""  # fmt: skip
+    synced = (
+        ", and the system writes its caches to disk before each save" if result["synced"] else ""
+    )
     parts = [
         "# Speed of saves and loads",
-        filled("This page compares `lowbit.checkpoint.Writer` and `Reader` ([checkpoint-python.md](checkpoint-python.md#while-training-runs)) with torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of one machine. `python -m bench.storage --record` measures and writes this page."),
-        filled(about(result["machine"], f"data on {result['file_system']}", f"{result['rounds']} rounds"), busy(result["machine"])),
+        filled(
+            "This page compares `lowbit.checkpoint.Writer` and `Reader` "
+            "([checkpoint-python.md](checkpoint-python.md#while-training-runs)) with torch's "
+            "`FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of one "
+            "machine. `python -m bench.storage --record` measures and writes this page."
+        ),
+        filled(
+            about(
+                result["machine"], f"data on {result['file_system']}", f"{result['rounds']} rounds"
+            ),
+            busy(result["machine"]),
+        ),
         "## Targets",
-        filled("Each number is compared with its target as shown. torch's cell is empty where torch is the reference."),
+        filled(
+            "Each number is compared with its target as shown. torch's cell is empty where torch "
+            "is the reference."
+        ),
         aims(result),
         "## How it is measured",
-        filled(f"The state is that of AdamW for as many parameters as have {result['gib']:g} GiB of it in float32: matrices of 1 to 4 Mi elements and some vectors, sharded by rows and saved by 2 ranks. The `8bit` state of the same parameters has a quarter of the bytes and four tensors for each matrix, so the fixed costs of a tensor and of a save weigh more there. With 4 times the parameters, it has about as many bytes as the float32 state."),
-        filled(f"All contestants take turns in one run{synced}. A time is that of the slowest rank. The tables show the best of all rounds and, in brackets, the median; ratios are of best times. Processor seconds are summed over all ranks, the least of all rounds. Other work on the machine changes them far less than times, and they exclude waits for the disk or for another rank. `cp` has none here, because it is a process of its own. A full pass of Python's garbage collector visits every object of the program. Python starts one after a fixed number of allocations, so medians include such passes and best times rarely do."),
-        filled("\"Page cache\" does not wait for the disk. \"On disk\" does, and there `cp` is followed by `sync` of its files. The files are in the page cache when they are loaded. lowbit's loads verify what they read, except with `verify=False`; torch's have nothing to verify. \"Bytes read\" are those that all ranks read from files or copy from mapped files, and \"needed\" are the bytes of their shards."),
-    ]  # fmt: skip
+        filled(
+            f"The state is that of AdamW for as many parameters as have {result['gib']:g} GiB of "
+            "it in float32: matrices of 1 to 4 Mi elements and some vectors, sharded by rows and "
+            "saved by 2 ranks. The `8bit` state of the same parameters has a quarter of the bytes "
+            "and four tensors for each matrix, so the fixed costs of a tensor and of a save weigh "
+            "more there. With 4 times the parameters, it has about "
+            "as many bytes as the float32 state."
+        ),
+        filled(
+            f"All contestants take turns in one run{synced}. A time is that of the slowest rank. "
+            "The tables show the best of all rounds and, in brackets, the median; ratios are of "
+            "best times. Processor seconds are summed over all ranks, the least of all rounds. "
+            "Other work on the machine changes them far less than times, and they exclude waits "
+            "for the disk or for another rank. `cp` has none here, because it is a process of its "
+            "own. A full pass of Python's garbage collector visits every object of the program. "
+            "Python starts one after a fixed number of allocations, so medians include such "
+            "passes and best times rarely do."
+        ),
+        filled(
+            '"Page cache" does not wait for the disk. "On disk" does, and there `cp` is followed '
+            "by `sync` of its files. The files are in the page cache when they are loaded. "
+            "lowbit's loads verify what they read, except with `verify=False`; torch's have "
+            'nothing to verify. "Bytes read" are those that all ranks read from files or copy from '
+            'mapped files, and "needed" are the bytes of their shards.'
+        ),
+    ]
     for kind, found in result["states"].items():
         needed = found["load0-2"]["bytes needed"]
         parts += [

@@ -1,4 +1,5 @@
-"""A process that saturates memory, as the forward and backward pass of training does: STREAM's triad over arrays far larger than the caches.
+"""A process that saturates memory, as the forward and backward pass of training does: STREAM's
+triad over arrays far larger than the caches.
 
 python -m bench.stream MIB      the command of such a process: three arrays of that size
 """
@@ -24,9 +25,16 @@ class Streams:
         self.children: list[subprocess.Popen[str]] = []
 
     def __enter__(self) -> Streams:
-        env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}  # fmt: skip
+        env = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        }
         command = [sys.executable, "-m", "bench.stream", str(self.mib)]
-        self.children = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT) for _ in range(self.count)]  # fmt: skip
+        self.children = [
+            subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=env, cwd=ROOT)
+            for _ in range(self.count)
+        ]
         for child in self.children:
             assert child.stdout is not None and child.stdout.readline() == "ready\n"
         self.stop()

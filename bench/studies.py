@@ -1,7 +1,9 @@
-"""What is compared in docs/quality.md: contestants, and the studies (a model, a text, a number of steps) in which they run.
+"""What is compared in docs/quality.md: contestants, and the studies (a model, a text, a number of
+steps) in which they run.
 
-A contestant is a rule with a format of its state and of its weights. The first contestant of a rule in a study tunes the rule's learning rate, with
-full-precision state; the other contestants of the rule take its rate. So only one thing differs between two contestants of a rule.
+A contestant is a rule with a format of its state and of its weights. The first contestant of a rule
+in a study tunes the rule's learning rate, with full-precision state; the other contestants of the
+rule take its rate. So only one thing differs between two contestants of a rule.
 """
 
 from __future__ import annotations
@@ -10,9 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-GRID = tuple(
-    2.5e-4 * 2**k for k in range(8)
-)  # learning rates that every rule tries, 0.00025 to 0.032
+# learning rates that every rule tries, 0.00025 to 0.032
+GRID = tuple(2.5e-4 * 2**k for k in range(8))
 # As many for what is best at an end of these: 0.001 to 0.128, and 0.0000625 to 0.0005.
 HIGHER, LOWER = tuple(4 * lr for lr in GRID), tuple(GRID[0] * 2.0**k for k in range(-2, 2))
 SEEDS, TUNING_SEED = (0, 1, 2, 3, 4), 100
@@ -27,8 +28,10 @@ class Contestant:
         state: `state_format`.
         weights: `param_format`; weights are bfloat16 with any but None.
         options: further arguments of the optimizer.
-        nudged: the first weights are those of the others rounded to bfloat16: what a change that is neither good nor bad does to a loss.
-        half: what it becomes after half of the steps: the contestant's name, and whether by `lowbit-ckpt convert`.
+        nudged: the first weights are those of the others rounded to bfloat16: what a change that is
+            neither good nor bad does to a loss.
+        half: what it becomes after half of the steps: the contestant's name,
+            and whether by `lowbit-ckpt convert`.
     """
 
     rule: str
@@ -41,27 +44,62 @@ class Contestant:
 
 
 AVERAGED = {"exp_avg": "float32", "exp_avg_sq": "factored"}
-CODES = ("8bit", "4bit", "fp8", "bfloat16", "bfloat16_stochastic", "log8", "companded8", "linear8", "uniform8", "lpmm4", "fp8_e5m2", "7bit", "6bit", "5bit", "3bit", "2bit")  # fmt: skip
-WEIGHTS = {"stochastic": "auto", "nearest": "nearest", "Kahan": "bfloat16_kahan", "+ 8 bits": "bfloat16_split8_stochastic", "+ 16 bits": "bfloat16_split16"}  # fmt: skip
+CODES = (
+    "8bit",
+    "4bit",
+    "fp8",
+    "bfloat16",
+    "bfloat16_stochastic",
+    "log8",
+    "companded8",
+    "linear8",
+    "uniform8",
+    "lpmm4",
+    "fp8_e5m2",
+    "7bit",
+    "6bit",
+    "5bit",
+    "3bit",
+    "2bit",
+)
+WEIGHTS = {
+    "stochastic": "auto",
+    "nearest": "nearest",
+    "Kahan": "bfloat16_kahan",
+    "+ 8 bits": "bfloat16_split8_stochastic",
+    "+ 16 bits": "bfloat16_split16",
+}
 
 CONTESTANTS: dict[str, Contestant] = {
     "torch AdamW": Contestant("AdamW", "torch"),
     "torch AdamW, start rounded": Contestant("AdamW", "torch", nudged=True),
     "AdamW, float32": Contestant("AdamW"),
     **{f"AdamW, {name}": Contestant("AdamW", state=name) for name in CODES},
-    **{f"AdamW, 8bit, bfloat16 weights {name}": Contestant("AdamW", state="8bit", weights=weights) for name, weights in WEIGHTS.items()},
+    **{
+        f"AdamW, 8bit, bfloat16 weights {name}": Contestant("AdamW", state="8bit", weights=weights)
+        for name, weights in WEIGHTS.items()
+    },
     "AdamW, 8bit, then 4bit": Contestant("AdamW", state="8bit", half=("AdamW, 4bit", False)),
-    "torch AdamW, then 8bit by lowbit-ckpt": Contestant("AdamW", "torch", half=("AdamW, 8bit", True)),
+    "torch AdamW, then 8bit by lowbit-ckpt": Contestant(
+        "AdamW", "torch", half=("AdamW, 8bit", True)
+    ),
     "AdamW factored, float32": Contestant("AdamW factored", state=AVERAGED),
     "AdamW factored, factored8": Contestant("AdamW factored", state="factored8"),
     "AdamW factored, factored4": Contestant("AdamW factored", state="factored4"),
     "Adafactor": Contestant("Adafactor", "Adafactor"),
-    "Adafactor with momentum, float32": Contestant("Adafactor with momentum", "Adafactor", options={"beta1": 0.9}),
-    "Adafactor with momentum, 8bit": Contestant("Adafactor with momentum", "Adafactor", "8bit", options={"beta1": 0.9}),
+    "Adafactor with momentum, float32": Contestant(
+        "Adafactor with momentum", "Adafactor", options={"beta1": 0.9}
+    ),
+    "Adafactor with momentum, 8bit": Contestant(
+        "Adafactor with momentum", "Adafactor", "8bit", options={"beta1": 0.9}
+    ),
     "APOLLO, float32": Contestant("APOLLO", "APOLLO", options={"rank": "quarter"}),
     "APOLLO, 8bit": Contestant("APOLLO", "APOLLO", "8bit", options={"rank": "quarter"}),
-    **{f"Muon, {name}": Contestant("Muon", "MuonWithAdamW", name) for name in ("float32", "8bit", "muon4", "4bit")},
-}  # fmt: skip
+    **{
+        f"Muon, {name}": Contestant("Muon", "MuonWithAdamW", name)
+        for name in ("float32", "8bit", "muon4", "4bit")
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -101,9 +139,13 @@ class Study:
     def settings(self) -> dict[str, Any]:
         """What two lines must have in common to be compared."""
         return {
-            **self.model, "batch": self.batch, "warm_up": self.warm_up, "weight_decay": self.weight_decay,
-            "betas": list(self.betas), "held_out": list(self.held_out),
-        }  # fmt: skip
+            **self.model,
+            "batch": self.batch,
+            "warm_up": self.warm_up,
+            "weight_decay": self.weight_decay,
+            "betas": list(self.betas),
+            "held_out": list(self.held_out),
+        }
 
     def rules(self) -> dict[str, str]:
         """The contestant that tunes each rule."""
@@ -131,7 +173,13 @@ class Run:
     steps: int
 
     def key(self) -> dict[str, Any]:
-        return {"study": self.study, "run": self.name, "lr": self.lr, "seed": self.seed, "steps": self.steps}  # fmt: skip
+        return {
+            "study": self.study,
+            "run": self.name,
+            "lr": self.lr,
+            "seed": self.seed,
+            "steps": self.steps,
+        }
 
 
 SMALL = {"width": 128, "depth": 2, "heads": 4, "context": 64}
@@ -145,21 +193,78 @@ MUONS = (
     "Muon, muon4",
     "Muon, 4bit",
 )
-# The studies together take some four hours of one core. A step of 10 M parameters costs by its tokens, 0.15 s for 256 of them and 0.5 s for 1,024: few tokens
-# leave 1,000 steps in the time of 300, as many tokens as the small model sees in 500. 20,000 steps ask whether anything diverges, so one seed is enough.
+# The studies together take some four hours of one core. A step of 10 M parameters costs by its
+# tokens, 0.15 s for 256 of them and 0.5 s for 1,024: few tokens leave 1,000 steps in the time of
+# 300, as many tokens as the small model sees in 500. 20,000 steps ask whether anything diverges, so
+# one seed is enough.
 STUDIES = {
     study.name: study
     for study in (
-        Study("0.5 M", SMALL, "float32", 8, 1500, 500, 50, (0.9, 0.999), 50, tuple(CONTESTANTS), (16, 64), rates={"Adafactor": HIGHER, "Adafactor with momentum": HIGHER}),
-        Study("0.5 M, 20,000 steps", SMALL, "float32", 8, 20_000, 0, 50, (0.9, 0.999), 400, FIRST, (16, 64), tuned_in="0.5 M", seeds=SEEDS[:1]),
-        Study("10 M", {**LARGE, "context": 64}, "auto", 4, 1000, 250, 50, (0.9, 0.95), 50, (*FIRST, "AdamW, 8bit, bfloat16 weights stochastic"), (16, 32), rates={"AdamW": LOWER}),
-        Study("10 M, 160 steps", {**LARGE, "context": 128}, "auto", 8, 160, 64, 20, (0.9, 0.95), 10, MUONS, rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]}, seeds=SEEDS[:3]),
+        Study(
+            "0.5 M",
+            model=SMALL,
+            compute="float32",
+            batch=8,
+            steps=1500,
+            tuning_steps=500,
+            warm_up=50,
+            betas=(0.9, 0.999),
+            every=50,
+            contestants=tuple(CONTESTANTS),
+            held_out=(16, 64),
+            rates={"Adafactor": HIGHER, "Adafactor with momentum": HIGHER},
+        ),
+        Study(
+            "0.5 M, 20,000 steps",
+            model=SMALL,
+            compute="float32",
+            batch=8,
+            steps=20_000,
+            tuning_steps=0,
+            warm_up=50,
+            betas=(0.9, 0.999),
+            every=400,
+            contestants=FIRST,
+            held_out=(16, 64),
+            tuned_in="0.5 M",
+            seeds=SEEDS[:1],
+        ),
+        Study(
+            "10 M",
+            model={**LARGE, "context": 64},
+            compute="auto",
+            batch=4,
+            steps=1000,
+            tuning_steps=250,
+            warm_up=50,
+            betas=(0.9, 0.95),
+            every=50,
+            contestants=(*FIRST, "AdamW, 8bit, bfloat16 weights stochastic"),
+            held_out=(16, 32),
+            rates={"AdamW": LOWER},
+        ),
+        Study(
+            "10 M, 160 steps",
+            model={**LARGE, "context": 128},
+            compute="auto",
+            batch=8,
+            steps=160,
+            tuning_steps=64,
+            warm_up=20,
+            betas=(0.9, 0.95),
+            every=10,
+            contestants=MUONS,
+            rates={"AdamW": GRID[1:5], "Muon": GRID[2:6]},
+            seeds=SEEDS[:3],
+        ),
     )
-}  # fmt: skip
+}
 
 
 def order() -> Iterator[tuple[Study, tuple[str, ...], tuple[int, ...]]]:
-    """What is run first: studies, contestants, seeds (none: the tuning alone). The seed changes slowest, so that pairs are complete early."""
+    """What is run first: studies, contestants, seeds (none: the tuning alone). The seed changes
+    slowest, so that pairs are complete early.
+    """
     small, long, large, short = STUDIES.values()
     codes = tuple(f"AdamW, {code}" for code in CODES)
     changed = tuple(n for n in small.contestants if CONTESTANTS[n].weights or CONTESTANTS[n].half)

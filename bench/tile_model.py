@@ -1,7 +1,8 @@
-"""The clocks that a tile of 256 values should take, counted in the machine code of the build, beside those it took: one table of `make gpu`.
+"""The clocks that a tile of 256 values should take, counted in the machine code of the build,
+beside those it took: one table of `make gpu`.
 
-The counts are those of kernels.txt (csrc/cuda/resources.py). What memory needs is taken at the speed of a copy in the same run. Clocks are of one
-multiprocessor.
+The counts are those of kernels.txt (csrc/cuda/resources.py). What memory needs is taken at the
+speed of a copy in the same run. Clocks are of one multiprocessor.
 """
 
 from __future__ import annotations
@@ -14,22 +15,25 @@ from bench.page import table
 from bench.workload import QUARTER
 
 TILE = 256
+STOCHASTIC = "BFloat16Stochastic, BFloat16Grad, "
 # Contestants by name, as in bench/asked.py, and the end of their kernels' names.
 KERNELS = {
-    "lowbit 8-bit, bf16 stochastic": "BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
-    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": "BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
+    "lowbit 8-bit, bf16 stochastic": STOCHASTIC + "Dynamic8, Dynamic8Unsigned>",
+    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": STOCHASTIC + "Dynamic8, Dynamic8Unsigned>",
     "lowbit 8-bit, float32 weights": "Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>",
     "lowbit 8-bit, bf16 Kahan": "BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
     "lowbit 8-bit, bf16 + 8 bits": "BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
-    "lowbit 4-bit, bf16 stochastic": "BFloat16Stochastic, BFloat16Grad, Dynamic4, PowerOne4Unsigned>",
-    "lowbit fp8, bf16 stochastic": "BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>",
-}  # fmt: skip
+    "lowbit 4-bit, bf16 stochastic": STOCHASTIC + "Dynamic4, PowerOne4Unsigned>",
+    "lowbit fp8, bf16 stochastic": STOCHASTIC + "Float8E4M3, Float8E4M3Unsigned>",
+}
 COPY = "copy of the bytes of an 8-bit step"
 COLUMNS = ("issue clk", "alu clk", "wavefronts", "bytes")
 
 
 def counted(file: pathlib.Path) -> dict[str, dict[str, float]]:
-    """The columns of the tables of tiles in kernels.txt, by kernel. Of several architectures the last one's."""
+    """The columns of the tables of tiles in kernels.txt, by kernel.
+    Of several architectures the last one's.
+    """
     found: dict[str, dict[str, float]] = {}
     head: list[str] = []
     for line in file.read_text(encoding="utf-8").splitlines() if file.exists() else []:
@@ -39,7 +43,11 @@ def counted(file: pathlib.Path) -> dict[str, dict[str, float]]:
             head = []
         elif head:
             cells = line.split(maxsplit=len(head) - 1)
-            found[cells[-1]] = {name: float(cell) for name, cell in zip(head[:-1], cells, strict=False) if name in COLUMNS}  # fmt: skip
+            found[cells[-1]] = {
+                name: float(cell)
+                for name, cell in zip(head[:-1], cells, strict=False)
+                if name in COLUMNS
+            }
     return found
 
 
@@ -52,11 +60,29 @@ def page(report: dict[str, Any]) -> str:
     clock = (case or {}).get("clocks", {}).get("clocks.sm") or gpu.get("clocks.max.sm")
     processors = gpu.get("multiprocessors")
     if not (counts and case and clock and processors):
-        return "Not measured: " + ", ".join(
-            what for what, there in (("the build counted no tiles", counts), ("the step was not timed", case), ("no clock is known", clock),
-                                     ("the number of multiprocessors is not known", processors)) if not there) + "."  # fmt: skip
+        return (
+            "Not measured: "
+            + ", ".join(
+                what
+                for what, there in (
+                    ("the build counted no tiles", counts),
+                    ("the step was not timed", case),
+                    ("no clock is known", clock),
+                    ("the number of multiprocessors is not known", processors),
+                )
+                if not there
+            )
+            + "."
+        )
     hertz = float(clock) * 1e6 * float(processors)
-    copy = next((r["gb_per_second"] * 1e9 for r in case["rows"] if r["name"] == COPY and r["gb_per_second"]), None)  # fmt: skip
+    copy = next(
+        (
+            r["gb_per_second"] * 1e9
+            for r in case["rows"]
+            if r["name"] == COPY and r["gb_per_second"]
+        ),
+        None,
+    )
     rows = []
     for row in case["rows"]:
         end = KERNELS.get(row["name"])
@@ -66,11 +92,32 @@ def page(report: dict[str, Any]) -> str:
             continue
         took = times[len(times) // 2] * hertz * TILE / case["numel"]
         memory = count["bytes"] * hertz / copy if copy else None
-        bounds = [count["issue clk"], count["alu clk"], count["wavefronts"], *([memory] if memory else [])]  # fmt: skip
-        rows.append([row["name"], *(f"{count[name]:.0f}" for name in COLUMNS[:3]), f"{memory:.0f}" if memory else "", f"{took:.0f}",
-                     f"{took / max(bounds):.2f}"])  # fmt: skip
-    return "\n\n".join([
-        f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, {QUARTER.name}. Issue, ALU and wavefronts of shared memory are counted "
-        "(docs/cuda-counts.md), memory is the kernel's bytes at the copy's speed; the last column is the measured time over the largest of the four.",
-        table(["step", "issue", "ALU", "shared memory", "memory", "measured", "over the bound"], rows),
-    ])  # fmt: skip
+        bounds = [
+            count["issue clk"],
+            count["alu clk"],
+            count["wavefronts"],
+            *([memory] if memory else []),
+        ]
+        rows.append(
+            [
+                row["name"],
+                *(f"{count[name]:.0f}" for name in COLUMNS[:3]),
+                f"{memory:.0f}" if memory else "",
+                f"{took:.0f}",
+                f"{took / max(bounds):.2f}",
+            ]
+        )
+    return "\n\n".join(
+        [
+            (
+                f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, "
+                f"{QUARTER.name}. Issue, ALU and wavefronts of shared memory are counted "
+                "(docs/cuda-counts.md), memory is the kernel's bytes at the copy's speed; the last "
+                "column is the measured time over the largest of the four."
+            ),
+            table(
+                ["step", "issue", "ALU", "shared memory", "memory", "measured", "over the bound"],
+                rows,
+            ),
+        ]
+    )

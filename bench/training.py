@@ -1,5 +1,5 @@
-"""Whole training steps of the recipe's model (recipes/train_gpt.py): time, tokens per second and peak memory. Each optimizer has a process of its own,
-and the processes take their steps in turn.
+"""Whole training steps of the recipe's model (recipes/train_gpt.py): time, tokens per second and
+peak memory. Each optimizer has a process of its own, and the processes take their steps in turn.
 
     python -m bench.training NAME ...      the command of such a process
 """
@@ -25,13 +25,25 @@ IN_BACKWARD = "lowbit 8-bit, step in backward"
 TRAINED: dict[str, tuple[torch.dtype, Any]] = {
     "no optimizer, float32": (torch.float32, None),
     "no optimizer, bf16": (torch.bfloat16, None),
-    "torch fused, float32": (torch.float32, lambda lowbit, named: torch.optim.AdamW([p for _, p in named], fused=True)),
-    "torch fused, bf16 nearest": (torch.bfloat16, lambda lowbit, named: torch.optim.AdamW([p for _, p in named], fused=True)),
+    "torch fused, float32": (
+        torch.float32,
+        lambda lowbit, named: torch.optim.AdamW([p for _, p in named], fused=True),
+    ),
+    "torch fused, bf16 nearest": (
+        torch.bfloat16,
+        lambda lowbit, named: torch.optim.AdamW([p for _, p in named], fused=True),
+    ),
     "lowbit 8-bit, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named)),
-    "lowbit 4-bit, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named, state_format="4bit")),
+    "lowbit 4-bit, bf16 stochastic": (
+        torch.bfloat16,
+        lambda lowbit, named: lowbit.AdamW(named, state_format="4bit"),
+    ),
     IN_BACKWARD: (torch.bfloat16, lambda lowbit, named: lowbit.AdamW(named)),
-    "lowbit Adafactor, bf16 stochastic": (torch.bfloat16, lambda lowbit, named: lowbit.Adafactor(named)),
-}  # fmt: skip
+    "lowbit Adafactor, bf16 stochastic": (
+        torch.bfloat16,
+        lambda lowbit, named: lowbit.Adafactor(named),
+    ),
+}
 
 
 def run(settings: Settings, say: Say) -> Iterator[dict]:
@@ -61,22 +73,33 @@ def run(settings: Settings, say: Say) -> Iterator[dict]:
             child.close()
     reference = times.get("torch fused, float32")
     yield {
-        "width": width, "depth": depth, "batch": batch, "context": CONTEXT, "threads": max(settings.threads), "missing": missing,
+        "width": width,
+        "depth": depth,
+        "batch": batch,
+        "context": CONTEXT,
+        "threads": max(settings.threads),
+        "missing": missing,
         "parameters": parameters,
         "rows": [
             {
-                "name": name, "seconds": t, "ms_per_step": clock.median(t) * 1e3, "tokens_per_second": batch * CONTEXT / clock.median(t),
-                "to_torch": clock.ratio(t, reference) if reference else None, **memory[name],
+                "name": name,
+                "seconds": t,
+                "ms_per_step": clock.median(t) * 1e3,
+                "tokens_per_second": batch * CONTEXT / clock.median(t),
+                "to_torch": clock.ratio(t, reference) if reference else None,
+                **memory[name],
             }
             for name, t in times.items()
         ],
-    }  # fmt: skip
+    }
 
 
 def start(
     name: str, device: str, threads: int, width: int, depth: int, batch: int
 ) -> tuple[dict, dict]:
-    """In the child: builds the model and its optimizer. Returns the greeting and the functions that answer requests."""
+    """In the child: builds the model and its optimizer.
+    Returns the greeting and the functions that answer requests.
+    """
     import lowbit
 
     torch.set_num_threads(threads)

@@ -20,13 +20,17 @@ class Workload:
     one_shape = True
 
     def shapes(self, limit: int) -> tuple[Shapes, str]:
-        """Shapes of at most `limit` elements in total, and a note about what was reduced (empty: nothing)."""
+        """Shapes of at most `limit` elements in total,
+        and a note about what was reduced (empty: nothing).
+        """
         raise NotImplementedError
 
 
 @dataclass
 class Equal(Workload):
-    """`count` matrices of `numel` elements each, a power of two. Above the limit they shrink to at least 4,096 elements; then there are fewer."""
+    """`count` matrices of `numel` elements each, a power of two. Above the limit they shrink to at
+    least 4,096 elements; then there are fewer.
+    """
 
     name: str
     count: int
@@ -45,7 +49,9 @@ class Equal(Workload):
 
 @dataclass
 class Transformer(Workload):
-    """Embeddings with the last norm, and layers. Above the limit it has fewer layers, then no embeddings, then matrices with fewer rows."""
+    """Embeddings with the last norm, and layers. Above the limit it has fewer layers, then no
+    embeddings, then matrices with fewer rows.
+    """
 
     name: str
     embeddings: Shapes
@@ -87,17 +93,20 @@ def numel(shapes: Shapes) -> int:
 # The numbers of GPT-2 and Llama (their config.json): widths, key and value heads, vocabulary rows.
 GPT2 = Transformer(
     "GPT-2", [(50257, 768), (1024, 768), (768,), (768,)],
-    [(768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,), (3072, 768), (768,)],
+    [(768,), (768,), (768, 2304), (2304,), (768, 768), (768,), (768,), (768,), (768, 3072), (3072,),
+     (3072, 768), (768,)],
     12,
 )  # fmt: skip
 LLAMA_1B = Transformer(
     "Llama-3.2-1B", [(128256, 2048), (2048,)],
-    [(2048, 2048), (512, 2048), (512, 2048), (2048, 2048), (8192, 2048), (8192, 2048), (2048, 8192), (2048,), (2048,)],
+    [(2048, 2048), (512, 2048), (512, 2048), (2048, 2048), (8192, 2048), (8192, 2048), (2048, 8192),
+     (2048,), (2048,)],
     16,
 )  # fmt: skip
 LLAMA_8B = Transformer(
     "one layer of Llama-3.1-8B", [],
-    [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096), (4096, 14336), (4096,), (4096,)],
+    [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (14336, 4096), (14336, 4096),
+     (4096, 14336), (4096,), (4096,)],
     1,
 )  # fmt: skip
 ONE, THOUSAND, MANY = (

@@ -38,14 +38,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("python -m lowbit", description="Low-bit optimizers for PyTorch.")  # fmt: skip
+    parser = argparse.ArgumentParser(
+        "python -m lowbit", description="Low-bit optimizers for PyTorch."
+    )
     parser.add_argument("--version", action="version", version=f"lowbit {lowbit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     estimate = commands.add_parser(
         "estimate",
         help="bytes of weights, gradients, state and checkpoint before training",
-        description="Bytes of weights, gradients, optimizer state and checkpoint before training, under lowbit and "
-        "other libraries. Allocates nothing, downloads nothing, and executes no code of the model's folder.",
+        description=(
+            "Bytes of weights, gradients, optimizer state and checkpoint before training, under "
+            "lowbit and other libraries. Allocates nothing, downloads nothing, and executes no "
+            "code of the model's folder."
+        ),
     )
     add = estimate.add_argument
     add("model", metavar="MODEL", help="a folder of transformers, or its config.json")
@@ -55,14 +60,28 @@ def _parser() -> argparse.ArgumentParser:
     add("--state-format", metavar="FORMAT", help="the optimizer's state_format (8bit)")
     add("--param-format", metavar="FORMAT", help="the optimizer's param_format (auto)")
     add(
-        "--full-precision", action="append", metavar="PATTERN",
-        help="parameters of these names keep float32 state; repeatable, and '' is none (embeddings and output heads)",
-    )  # fmt: skip
-    add("--ema", choices=tuple(FORMATS), default=False, help="averages of weights, as lowbit.EMA keeps them")  # fmt: skip
+        "--full-precision",
+        action="append",
+        metavar="PATTERN",
+        help=(
+            "parameters of these names keep float32 state; repeatable, and '' is none (embeddings "
+            "and output heads)"
+        ),
+    )
     add(
-        "--option", action="append", default=[], metavar="NAME=VALUE", type=_option,
+        "--ema",
+        choices=tuple(FORMATS),
+        default=False,
+        help="averages of weights, as lowbit.EMA keeps them",
+    )
+    add(
+        "--option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        type=_option,
         help="another argument of the optimizer, such as rank=128 or momentum=0.9; repeatable",
-    )  # fmt: skip
+    )
     add("--json", action="store_true", help="numbers of bytes as JSON")
     return parser
 
@@ -79,7 +98,9 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
-    own = {name: getattr(given, name) for name in ("state_format", "param_format", "full_precision")}  # fmt: skip
+    own = {
+        name: getattr(given, name) for name in ("state_format", "param_format", "full_precision")
+    }
     if own["full_precision"] is not None:
         own["full_precision"] = [pattern for pattern in own["full_precision"] if pattern]
     return {**dict(given.option), **{k: v for k, v in own.items() if v is not None}}

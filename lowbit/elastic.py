@@ -1,4 +1,6 @@
-"""Checkpoint folders for runs that are killed and restarted: where to save a step, and which save to resume from."""
+"""Checkpoint folders for runs that are killed and restarted: where to save a step,
+and which save to resume from.
+"""
 
 from __future__ import annotations
 
@@ -31,22 +33,24 @@ def step_folder(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
 
 
 def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.Path | None:
-    """The newest complete checkpoint among the step folders in `folder`, or None if there is none or no such folder.
+    """The newest complete checkpoint among the step folders in `folder`,
+    or None if there is none or no such folder.
 
-    A killed save leaves a folder without `.metadata`, or with files that are too short. Such folders are skipped, as
-    are damaged files. Every rank may call this while nothing is written, as at the start of a run, and gets the same
-    answer.
+    A killed save leaves a folder without `.metadata`, or with files that are too short. Such
+    folders are skipped, as are damaged files. Every rank may call this while nothing is written, as
+    at the start of a run, and gets the same answer.
 
     Args:
         folder: the folder that `step_folder` got.
-        values: also check all values and checksums, which reads the whole checkpoint. False (default) checks only its
-            structure.
+        values: also check all values and checksums, which reads the whole checkpoint. False
+            (default) checks only its structure.
 
     Raises:
         ValueError: folder is a URL.
         NotADirectoryError: folder is a file.
-        CheckpointError: a checkpoint could not be read, for lack of permission, of open files or of memory, or because
-            the disk failed. Its state is not known then, and an older step may not be what other ranks find.
+        CheckpointError: a checkpoint could not be read, for lack of permission, of open files or of
+            memory, or because the disk failed. Its state is not known then, and an older step may
+            not be what other ranks find.
         ImportError: lowbit was built without its checkpoint module.
     """
     place = _local(folder)
@@ -68,5 +72,8 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
 
 def _local(folder: str | os.PathLike[str]) -> pathlib.Path:
     if is_url(folder):
-        raise ValueError(f"{folder}: lowbit.elastic knows local folders only; give load_optimizer or Reader the URL of the step to resume from")  # fmt: skip
+        raise ValueError(
+            f"{folder}: lowbit.elastic knows local folders only; give load_optimizer or Reader the "
+            "URL of the step to resume from"
+        )
     return pathlib.Path(os.fsdecode(local_path(folder)))

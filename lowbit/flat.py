@@ -1,6 +1,8 @@
-"""Flat slices: an optimizer over vectors that hold parts of parameters, bound to the parameters themselves.
+"""Flat slices: an optimizer over vectors that hold parts of parameters,
+bound to the parameters themselves.
 
-`lowbit.fsdp1.bind` and `lowbit.integrations.deepspeed.bind` call `bind` for what those wrappers flatten.
+`lowbit.fsdp1.bind` and `lowbit.integrations.deepspeed.bind` call `bind` for what those wrappers
+flatten.
 """
 
 from __future__ import annotations
@@ -38,29 +40,34 @@ def bind(
 ) -> None:
     """Binds an optimizer over vectors to the parameters whose elements the vectors hold.
 
-    State then follows the parameters' shapes and names, and state and weights are the bits of a single process. Call
-    it on every rank, with the same parameters in the same order, before the first step or load:
+    State then follows the parameters' shapes and names, and state and weights are the bits of a
+    single process. Call it on every rank, with the same parameters in the same order, before the
+    first step or load:
 
         opt = lowbit.AdamW([vector])  # elements [4096 * rank, 4096 * (rank + 1)) of a weight
-        lowbit.flat.bind(opt, [lowbit.flat.FlatSlice(vector, "weight", (64, 128), 4096 * rank, 4096, start=0)])
+        lowbit.flat.bind(opt, [lowbit.flat.FlatSlice(vector, "weight", (64, 128), 4096 * rank, 4096,
+        start=0)])
 
-    It is a collective of each slice's group, unless every slice has `ranges`. A rank without slices, which is an error,
-    tells it to all ranks of the default group. Elements of a vector that lie in no slice are padding, which no step
-    changes. A tensor of the optimizer without slices stays an ordinary parameter. A slice with `start` keeps its state in
-    a dict of states by name.
+    It is a collective of each slice's group, unless every slice has `ranges`. A rank without
+    slices, which is an error, tells it to all ranks of the default group. Elements of a vector that
+    lie in no slice are padding, which no step changes. A tensor of the optimizer without slices
+    stays an ordinary parameter. A slice with `start` keeps its state in a dict of states by name.
 
     Args:
         opt: the optimizer of the vectors.
         slices: the parameters, in any order of the vectors; replaces those of an earlier call.
-        export: "fp32" makes `opt.state_dict()` return float32 moments in the shape of the vectors, and
-            `load_state_dict` take them. None (default) keeps the quantized state dict.
-        by_parts: True if something steps one group or one tensor after another, by leaving the others out of
-            `opt.param_groups`, as DeepSpeed's ZeRO does. False (default) takes a missing one for removed.
+        export: "fp32" makes `opt.state_dict()` return float32 moments in the shape of the vectors,
+            and `load_state_dict` take them. None (default) keeps the quantized state dict.
+        by_parts: True if something steps one group or one tensor after another, by leaving the
+            others out of `opt.param_groups`, as DeepSpeed's ZeRO does. False (default) takes a
+            missing one for removed.
 
     Raises:
-        ValueError: a slice does not fit its tensor or parameter; slices overlap; ranks differ in their parameters or
-            leave out elements; a tensor is none of the optimizer's; or `export` cannot express the state.
-        RuntimeError: the optimizer was stepped before, with the tensors unbound or bound to other elements.
+        ValueError: a slice does not fit its tensor or parameter; slices overlap; ranks differ in
+            their parameters or leave out elements; a tensor is none of the optimizer's; or `export`
+            cannot express the state.
+        RuntimeError: the optimizer was stepped before,
+            with the tensors unbound or bound to other elements.
     """
     if export not in (None, "fp32"):
         raise ValueError(f"export must be 'fp32' or None, not {export!r}")
@@ -87,12 +94,17 @@ def bind(
 def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
     """What is wrong if there are no slices, or a slice's tensor is none of the optimizer's."""
     if not slices:
-        return "a rank has no flat slices: pass every parameter on every rank, with length=0 where a rank has none of it"
+        return (
+            "a rank has no flat slices: pass every parameter on every rank, with length=0 where a "
+            "rank has none of it"
+        )
     known = {id(p) for group in opt.param_groups for p in group["params"]}
     missing = [each.name for each in slices if id(each.tensor) not in known]
     return (
-        f"the tensor of flat slice {missing[0]!r} is none of the optimizer's ({len(missing)} of {len(slices)} slices): build the optimizer from "
-        "the tensors that hold the slices"
+        (
+            f"the tensor of flat slice {missing[0]!r} is none of the optimizer's ({len(missing)} "
+            f"of {len(slices)} slices): build the optimizer from the tensors that hold the slices"
+        )
         if missing
         else None
     )
@@ -102,21 +114,24 @@ def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
 
 
 def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> dict[str, Any]:
-    """The optimizer's state by original parameter name, as DTensors sharded on dimension 0, like FSDP2's. A collective.
+    """The optimizer's state by original parameter name, as DTensors sharded on dimension 0,
+    like FSDP2's. A collective.
 
-    `torch.distributed.checkpoint.save` writes it to files that load under any wrapper. Stages of a pipeline need
-    optimizers with names: the state of all others has the same keys, and only one rank's is saved.
+    `torch.distributed.checkpoint.save` writes it to files that load under any wrapper. Stages of a
+    pipeline need optimizers with names: the state of all others has the same keys, and only one
+    rank's is saved.
 
     Args:
         opt: the optimizer.
-        param_names: whether groups have that key, which `torch.distributed.checkpoint.load` wants in the file if it is
-            here. None (default) has it where the optimizer was built with names. Save with True what slices without it
-            save for optimizers with names; load with False, into those, a file without it.
+        param_names: whether groups have that key, which `torch.distributed.checkpoint.load` wants
+            in the file if it is here. None (default) has it where the optimizer was built with
+            names. Save with True what slices without it save for optimizers with names; load with
+            False, into those, a file without it.
 
     Returns:
-        {"state": {name: {key: tensor}}, "param_groups": [...]}; the groups list names. State of flat shards is a
-        copy. All other state (of plain and DTensor parameters, and of parameters that one rank has whole) is the
-        optimizer's own, which the next step changes.
+        {"state": {name: {key: tensor}}, "param_groups": [...]}; the groups list names. State of
+        flat shards is a copy. All other state (of plain and DTensor parameters, and of parameters
+        that one rank has whole) is the optimizer's own, which the next step changes.
 
     Raises:
         TypeError: `opt` is no optimizer of lowbit.
@@ -127,14 +142,19 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
     with opt.whole_groups():
         unnamed = [i for _, p, name, i in opt.members() if not _has_name(p, name)]
         if param_names and unnamed:
-            raise ValueError(f"param_names=True: parameter {unnamed[0]} of the optimizer has no name; build it from model.named_parameters()")  # fmt: skip
+            raise ValueError(
+                f"param_names=True: parameter {unnamed[0]} of the optimizer has no name; build it "
+                "from model.named_parameters()"
+            )
         return _state_dict(opt, param_names)
 
 
 def _check_own(opt: LowbitOptimizer) -> None:
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(
-            f"this takes one of lowbit's optimizers, not {type(opt).__name__}: pass the one that it wraps. Of torch's ZeroRedundancyOptimizer, save the state_dict() after consolidate_state_dict()"
+            f"this takes one of lowbit's optimizers, not {type(opt).__name__}: pass the one that "
+            "it wraps. Of torch's ZeroRedundancyOptimizer, save the state_dict() after "
+            "consolidate_state_dict()"
         )
 
 
@@ -185,7 +205,8 @@ def _names(opt: LowbitOptimizer) -> list[list[str]]:
 
 @torch.no_grad()
 def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
-    """Loads a `get_state_dict` that `torch.distributed.checkpoint.load` filled, saved under any wrapper. A collective.
+    """Loads a `get_state_dict` that `torch.distributed.checkpoint.load` filled,
+    saved under any wrapper. A collective.
 
     Args:
         opt: the optimizer, bound if its parameters are flat shards.
@@ -193,8 +214,8 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
 
     Raises:
         TypeError: `opt` is no optimizer of lowbit.
-        ValueError: the number of groups differs, no group has a parameter, the parameters of a group had different
-            settings, a parameter has no state, or state has an unknown layout.
+        ValueError: the number of groups differs, no group has a parameter, the parameters of a
+            group had different settings, a parameter has no state, or state has an unknown layout.
     """
     _check_own(opt)
     with opt.whole_groups():
@@ -204,8 +225,9 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
 def _load_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
     if len(state_dict["param_groups"]) != len(opt.param_groups):
         raise ValueError(
-            f"the state dict has {len(state_dict['param_groups'])} parameter groups and the optimizer {len(opt.param_groups)}; build the optimizer with the "
-            "groups that were saved"
+            f"the state dict has {len(state_dict['param_groups'])} parameter groups and the "
+            f"optimizer {len(opt.param_groups)}; build the optimizer "
+            "with the groups that were saved"
         )
     members = list(opt.members())
     frozen = {_name(p, name, index) for _, p, name, index in members if not p.requires_grad}
@@ -245,8 +267,9 @@ def _check_exportable(opt: LowbitOptimizer) -> None:
         beside = lay.auxiliary or ([lay.compensation] if lay.compensation else [])
         if isinstance(p, sharding.FlatShard) and beside:
             raise ValueError(
-                f"export='fp32' cannot express {beside[0].key!r} of parameter {p.name!r}, which does not have one number per element: use "
-                "lowbit.fsdp1.get_state_dict and set_state_dict"
+                f"export='fp32' cannot express {beside[0].key!r} of parameter {p.name!r}, which "
+                "does not have one number per element: use lowbit.fsdp1.get_state_dict and "
+                "set_state_dict"
             )
 
 
@@ -272,9 +295,14 @@ def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The inverse: all rows that are touched here, from all ranks that hold some of them, to be quantized again. A collective."""
+    """The inverse: all rows that are touched here, from all ranks that hold some of them, to be
+    quantized again. A collective.
+    """
     saved = state_dict["state"]
-    if any("stream" in value or any(isinstance(v, dict) for v in value.values()) for value in saved.values()):  # fmt: skip
+    if any(
+        "stream" in value or any(isinstance(v, dict) for v in value.values())
+        for value in saved.values()
+    ):
         return state_dict  # of the optimizer itself, not exported
     key_of = _keys(opt, state_dict)
     flat_shards = [(p, lay) for _, p, lay in opt.laid_out() if isinstance(p, sharding.FlatShard)]
@@ -294,7 +322,8 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
                 flats.append(p.here(value[slot.name]).to(torch.float32))
             elif p.value.numel():
                 raise ValueError(
-                    f"the state of {p.name!r} has no {slot.name!r}; load a state dict of this optimizer"
+                    f"the state of {p.name!r} has no {slot.name!r}; load "
+                    "a state dict of this optimizer"
                 )
             else:
                 flats.append(torch.zeros(0))
@@ -322,7 +351,9 @@ def _keys(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> dict[Tensor, A
 
 
 def _steps(flat_shards: list[sharding.FlatShard], saved: list[Mapping[str, Any]]) -> list[int]:
-    """The step of each flat shard, or -1 if no rank has one. torch may not give it to ranks without elements."""
+    """The step of each flat shard, or -1 if no rank has one.
+    torch may not give it to ranks without elements.
+    """
     steps = torch.tensor(
         [int(value.get("step", -1)) for value in saved], dtype=torch.int64, device="cpu"
     )

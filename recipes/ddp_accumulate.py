@@ -1,4 +1,5 @@
-"""DDP with gradient accumulation over micro-batches: bfloat16 sums with stochastic rounding, reduced once per step. Rank 0 saves the state, which is equal on all ranks.
+"""DDP with gradient accumulation over micro-batches: bfloat16 sums with stochastic rounding,
+reduced once per step. Rank 0 saves the state, which is equal on all ranks.
 
 torchrun --nproc-per-node 2 recipes/ddp_accumulate.py
 """

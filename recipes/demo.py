@@ -1,8 +1,8 @@
 """The demonstration of `make run`: one training, whatever its ranks.
 
-It trains a GPT on real text on 2 ranks, with float32 AdamW and with lowbit. Then it inspects the checkpoint, reshards
-it to 3 ranks and resumes there; and it trains from the start on 1 rank and on 3. All end with the same bits. It closes
-with a table and a picture, out/loss.png.
+It trains a GPT on real text on 2 ranks, with float32 AdamW and with lowbit. Then it inspects the
+checkpoint, reshards it to 3 ranks and resumes there; and it trains from the start on 1 rank and
+on 3. All end with the same bits. It closes with a table and a picture, out/loss.png.
 """
 
 from __future__ import annotations
@@ -47,7 +47,9 @@ def heading(text: str) -> None:
 
 
 def run(command: list[str]) -> str:
-    """Runs a command and returns its standard output; its progress goes to the terminal. Exits with its message if it fails."""
+    """Runs a command and returns its standard output; its progress goes to the terminal.
+    Exits with its message if it fails.
+    """
     print("$ " + " ".join(command).replace(sys.executable, "python"), flush=True)
     # The ranks share the cores. Setting the number of threads also silences torchrun's warning.
     environment = {
@@ -59,7 +61,8 @@ def run(command: list[str]) -> str:
     try:
         output, _ = process.communicate()
     except KeyboardInterrupt:
-        # The terminal has told torchrun too, and torchrun ends its ranks; subprocess.run would kill it before it has.
+        # The terminal has told torchrun too, and torchrun ends its ranks;
+        # subprocess.run would kill it before it has.
         try:
             process.wait(30)
         except subprocess.TimeoutExpired:
@@ -137,7 +140,8 @@ def main() -> None:
     OUT.mkdir(exist_ok=True)
     for folder in ("two", "three"):  # of an earlier run
         shutil.rmtree(OUT / folder, ignore_errors=True)
-    # The learning rate falls until step STEPS, where the checkpoint is written; then a run that goes on is compared with one that was resumed.
+    # The learning rate falls until step STEPS, where the checkpoint is written; then a run that
+    # goes on is compared with one that was resumed.
     whole = ("--steps", str(STEPS + MORE), "--schedule", str(STEPS))
     exact = ("--exact", MICRO_BATCHES, *whole)
 
@@ -170,10 +174,12 @@ def main() -> None:
     for name, summary in {"float32 AdamW": plain, "lowbit": ours}.items():
         b = summary["bytes_per_parameter"]
         print(
-            f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}{sum(b.values()):>8.2f}"
+            f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}"
+            f"{sum(b.values()):>8.2f}"
         )
     print(
-        "  (lowbit keeps the state of embeddings and head in float32: a large share of a small model)"
+        "  (lowbit keeps the state of embeddings and head in float32: "
+        "a large share of a small model)"
     )
     print(f"{f'loss, {STEPS + MORE} steps':<22}{'last 20':>9}{'held out':>10}")
     resumed = f"resumed at {STEPS}"
@@ -187,9 +193,15 @@ def main() -> None:
         print(f"  {name:<20}{digest}...")
     handed_on = ours["digest_saved"] == three["digest_loaded"] and len(set(files)) == 1
     if len(set(digests.values())) != 1 or not handed_on:
-        print(f"  saved {ours['digest_saved']}, loaded {three['digest_loaded']}; files: {', '.join(files)}")
+        print(
+            f"  saved {ours['digest_saved']}, loaded {three['digest_loaded']}; files: "
+            f"{', '.join(files)}"
+        )
         sys.exit("the bits differ: this must not happen, please report it")
-    heading("One training, one result: the same weights and state on 1, 2 and 3 ranks, and across the reshard.")
+    heading(
+        "One training, one result: the same weights and state on 1, 2 "
+        "and 3 ranks, and across the reshard."
+    )
 
 
 if __name__ == "__main__":

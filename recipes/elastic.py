@@ -1,10 +1,13 @@
-"""Fault-tolerant training: saves every few steps and, whenever it is killed, resumes from the last complete checkpoint, on any number of ranks.
+"""Fault-tolerant training: saves every few steps and, whenever it is killed, resumes from the last
+complete checkpoint, on any number of ranks.
 
-    torchrun --standalone --nproc-per-node 2 --max-restarts 3 recipes/elastic.py --folder out/elastic --steps 40
-    torchrun --standalone --nproc-per-node 3 --max-restarts 3 recipes/elastic.py --folder out/elastic --steps 80   # resumes on 3 ranks
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 recipes/elastic.py --folder
+    out/elastic --steps 40
+    torchrun --standalone --nproc-per-node 3 --max-restarts 3 recipes/elastic.py --folder
+    out/elastic --steps 80 # resumes on 3 ranks
 
-The first start and every restart use the same command. If a rank dies, torchrun stops the others and restarts all of them. If a rank hangs, the others
-give up after --timeout seconds.
+The first start and every restart use the same command. If a rank dies, torchrun stops the others
+and restarts all of them. If a rank hangs, the others give up after --timeout seconds.
 """
 
 from __future__ import annotations
@@ -41,14 +44,16 @@ def saved(model: nn.Module, opt: torch.optim.Optimizer, step: int) -> dict:
 
 
 def batch(step: int, rank: int, ranks: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """This rank's rows of the batch of `step`. They depend on the step alone, so a restart sees the same batch."""
+    """This rank's rows of the batch of `step`. They depend on the step alone,
+    so a restart sees the same batch.
+    """
     g = torch.Generator().manual_seed(step)
     x = torch.randn(24, 64, generator=g)
     return x[rank::ranks], x.cumsum(1).tanh()[rank::ranks]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--folder", required=True)
     parser.add_argument("--steps", type=int, default=40)
     parser.add_argument("--every", type=int, default=5, help="steps between checkpoints")
@@ -57,10 +62,13 @@ def main() -> None:
 
     cuda = torch.cuda.is_available()
     timeout = timedelta(seconds=args.timeout)
-    # torchrun's store survives restarts, with the addresses of dead ranks, so each start needs its own keys.
+    # torchrun's store survives restarts, with the addresses of dead ranks,
+    # so each start needs its own keys.
     store, rank, ranks = next(dist.rendezvous("env://", timeout=timeout))
     store = dist.PrefixStore(f"start-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    dist.init_process_group("nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=timeout)  # fmt: skip
+    dist.init_process_group(
+        "nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=timeout
+    )
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device).bfloat16()

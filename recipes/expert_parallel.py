@@ -1,7 +1,10 @@
-"""A mixture of experts under expert parallelism and FSDP2: experts are sharded on one mesh, all else on another. It resumes under another layout.
+"""A mixture of experts under expert parallelism and FSDP2: experts are sharded on one mesh, all
+else on another. It resumes under another layout.
 
-torchrun --nproc-per-node 4 recipes/expert_parallel.py             # 2 ranks share the experts, and FSDP2 shards what each of them has over 2
-torchrun --nproc-per-node 4 recipes/expert_parallel.py --ranks 4   # resumes with 4 ranks that share the experts
+torchrun --nproc-per-node 4 recipes/expert_parallel.py # 2 ranks share the experts, and FSDP2 shards
+what each of them has over 2
+torchrun --nproc-per-node 4 recipes/expert_parallel.py --ranks 4 # resumes with 4 ranks that share
+the experts
 torchrun --nproc-per-node 1 recipes/expert_parallel.py --ranks 1   # resumes in one process
 """
 
@@ -151,14 +154,22 @@ def load(
     saved = {"model": weights, "optim": state, "step": torch.tensor(0)}
     dcp.load(saved, checkpoint_id=path)
     set_state_dict(
-        model, opt, model_state_dict=saved["model"], optim_state_dict=saved["optim"], options=options
-    )  # fmt: skip
+        model,
+        opt,
+        model_state_dict=saved["model"],
+        optim_state_dict=saved["optim"],
+        options=options,
+    )
     return int(saved["step"])
 
 
 def save(
-    model: nn.Module, opt: lowbit.AdamW, step: int, path: pathlib.Path, options: StateDictOptions | None = None
-) -> None:  # fmt: skip
+    model: nn.Module,
+    opt: lowbit.AdamW,
+    step: int,
+    path: pathlib.Path,
+    options: StateDictOptions | None = None,
+) -> None:
     weights, state = get_state_dict(model, opt, options=options)
     # A save that is killed leaves the one that this run resumed from.
     dcp.save(
@@ -178,7 +189,9 @@ def main() -> None:
     if device == "cuda":
         torch.cuda.set_device(rank % torch.cuda.device_count())
     if ranks % shared or EXPERTS % ranks:
-        raise SystemExit(f"{ranks} ranks: take --ranks that divides them, and ranks that divide {EXPERTS}")  # fmt: skip
+        raise SystemExit(
+            f"{ranks} ranks: take --ranks that divides them, and ranks that divide {EXPERTS}"
+        )
     model, opt = build(shared, device)
 
     begin = load(model, opt, PATH) if (PATH / ".metadata").exists() else 0
@@ -195,7 +208,10 @@ def main() -> None:
     if rank == 0:
         print(f"step {begin + STEPS}, loss {mean.item():.3f}")
         up = model.blocks[0].mixture.experts.up
-        print(f"experts {tuple(up.shape)} by {up.placements}, its codes by {opt.state[up]['exp_avg_dynamic8'].placements}")  # fmt: skip
+        print(
+            f"experts {tuple(up.shape)} by {up.placements}, its codes by "
+            f"{opt.state[up]['exp_avg_dynamic8'].placements}"
+        )
 
 
 if __name__ == "__main__":

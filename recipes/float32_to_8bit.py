@@ -1,4 +1,5 @@
-"""Continues a float32 run of torch's AdamW in 8 bits, with bfloat16 weights without a float32 copy: 16 bytes per parameter become 6.
+"""Continues a float32 run of torch's AdamW in 8 bits, with bfloat16 weights without a float32 copy:
+16 bytes per parameter become 6.
 
 python recipes/float32_to_8bit.py
 """
@@ -28,8 +29,9 @@ print(f"float32: step {STEPS}, loss {train(model, old, 0):.3f}", flush=True)
 PATH.parent.mkdir(exist_ok=True)
 torch.save({"model": model.state_dict(), "optimizer": old.state_dict()}, PATH)
 
-# From here on in 8 bits. Parameters are matched by name. torch saves names only if it was given them; otherwise `model=` maps the saved numbers to the
-# order of `model.parameters()`. A torch.distributed.checkpoint directory loads the same way, into any sharding.
+# From here on in 8 bits. Parameters are matched by name. torch saves names only if it was given
+# them; otherwise `model=` maps the saved numbers to the order of `model.parameters()`. A
+# torch.distributed.checkpoint directory loads the same way, into any sharding.
 model = make_model(torch.bfloat16)
 model.load_state_dict(torch.load(PATH, weights_only=True)["model"])
 opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, weight_decay=0.1)

@@ -1,4 +1,5 @@
-"""Continues a bitsandbytes run with lowbit: where the block grids agree, its 8-bit codes are copied and no value changes.
+"""Continues a bitsandbytes run with lowbit: where the block grids agree,
+its 8-bit codes are copied and no value changes.
 
 python recipes/from_bitsandbytes.py
 """
@@ -29,7 +30,8 @@ print(f"bitsandbytes: step {STEPS}, loss {train(model, old, 0):.3f}", flush=True
 PATH.parent.mkdir(exist_ok=True)
 torch.save({"model": model.state_dict(), "optimizer": old.state_dict()}, PATH)
 
-# From here on without bitsandbytes. It saves no names, so `model=` maps the saved numbers to the order of `model.parameters()`.
+# From here on without bitsandbytes. It saves no names, so `model=` maps the saved numbers to the
+# order of `model.parameters()`.
 model = make_model()
 model.load_state_dict(torch.load(PATH, weights_only=True)["model"])
 opt = lowbit.AdamW(model.named_parameters(), lr=2e-3, weight_decay=0.1)

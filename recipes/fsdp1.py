@@ -1,4 +1,5 @@
-"""FSDP1 (FullyShardedDataParallel): bind the optimizer to the original parameters, save in FSDP2's layout, and resume under any wrapper.
+"""FSDP1 (FullyShardedDataParallel): bind the optimizer to the original parameters, save in FSDP2's
+layout, and resume under any wrapper.
 
 torchrun --nproc-per-node 2 recipes/fsdp1.py
 """

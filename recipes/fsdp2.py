@@ -1,4 +1,5 @@
-"""FSDP2: shard, build the optimizer, save with torch.distributed.checkpoint. A second run resumes on any number of ranks.
+"""FSDP2: shard, build the optimizer, save with torch.distributed.checkpoint.
+A second run resumes on any number of ranks.
 
 torchrun --nproc-per-node 2 recipes/fsdp2.py
 """
@@ -29,7 +30,8 @@ mesh = init_device_mesh(device, (ranks,))
 for block in model.blocks:
     fully_shard(block, mesh=mesh)
 fully_shard(model, mesh=mesh)
-opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)  # after fully_shard  # fmt: skip
+# after fully_shard
+opt = lowbit.AdamW(lowbit.param_groups(model), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
 begin = 0
 if (PATH / ".metadata").exists():

@@ -1,6 +1,8 @@
-"""Hybrid sharding with tensor parallelism. Optimizer state follows the parameters, whatever their placements.
+"""Hybrid sharding with tensor parallelism. Optimizer state follows the parameters,
+whatever their placements.
 
-torchrun --nproc-per-node 8 recipes/hsdp_tp.py    # 2 replicas, 2 shards, tensor parallel 2; the number of ranks sets the number of replicas
+torchrun --nproc-per-node 8 recipes/hsdp_tp.py    # 2 replicas, 2 shards, tensor parallel 2; the
+                                                  number of ranks sets the number of replicas
 """
 
 import gc

@@ -1,4 +1,5 @@
-"""Hugging Face Trainer: fine-tunes a causal language model, here a small one with random weights. A second run resumes from the last checkpoint.
+"""Hugging Face Trainer: fine-tunes a causal language model, here a small one with random weights. A
+second run resumes from the last checkpoint.
 
 python recipes/huggingface.py
 torchrun --nproc-per-node 2 recipes/huggingface.py
@@ -13,17 +14,29 @@ from lowbit.integrations.transformers import optimizer
 
 torch.manual_seed(0)
 config = LlamaConfig(
-    vocab_size=256, hidden_size=64, intermediate_size=192, num_hidden_layers=2, num_attention_heads=4,
-    num_key_value_heads=2, max_position_embeddings=128,
-)  # fmt: skip
+    vocab_size=256,
+    hidden_size=64,
+    intermediate_size=192,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    max_position_embeddings=128,
+)
 # Or LlamaForCausalLM.from_pretrained(..., dtype="bfloat16").
 model = LlamaForCausalLM(config).bfloat16()
 rows = torch.cat([batch(step) for step in range(40)])
 args = TrainingArguments(
-    output_dir="out/huggingface", num_train_epochs=1, per_device_train_batch_size=16, learning_rate=2e-3,
-    weight_decay=0.1, logging_steps=10, save_steps=20, report_to=[], disable_tqdm=True,
+    output_dir="out/huggingface",
+    num_train_epochs=1,
+    per_device_train_batch_size=16,
+    learning_rate=2e-3,
+    weight_decay=0.1,
+    logging_steps=10,
+    save_steps=20,
+    report_to=[],
+    disable_tqdm=True,
     use_cpu=not torch.cuda.is_available(),
-)  # fmt: skip
+)
 trainer = Trainer(
     model,
     args,

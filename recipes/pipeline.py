@@ -1,10 +1,13 @@
-"""Pipeline parallelism: each rank has some stages of the model. The run resumes with another number of stages, under another schedule or in one process.
+"""Pipeline parallelism: each rank has some stages of the model. The run resumes with another number
+of stages, under another schedule or in one process.
 
-torchrun --nproc-per-node 2 recipes/pipeline.py                                        # 2 stages, 1F1B
-torchrun --nproc-per-node 4 recipes/pipeline.py                                        # resumes with 4 stages
-torchrun --nproc-per-node 2 recipes/pipeline.py --schedule ZBVZeroBubble --stages 4    # resumes with 2 stages on each rank
-torchrun --nproc-per-node 4 recipes/pipeline.py --shards 2                             # resumes with 2 stages, each sharded over 2 ranks by FSDP2
-torchrun --nproc-per-node 1 recipes/pipeline.py --schedule GPipe                       # resumes in one process
+torchrun --nproc-per-node 2 recipes/pipeline.py # 2 stages, 1F1B
+torchrun --nproc-per-node 4 recipes/pipeline.py # resumes with 4 stages
+torchrun --nproc-per-node 2 recipes/pipeline.py --schedule ZBVZeroBubble --stages 4 # resumes with 2
+stages on each rank
+torchrun --nproc-per-node 4 recipes/pipeline.py --shards 2 # resumes with 2 stages,
+each sharded over 2 ranks by FSDP2
+torchrun --nproc-per-node 1 recipes/pipeline.py --schedule GPipe # resumes in one process
 """
 
 from __future__ import annotations
@@ -62,7 +65,9 @@ class Stage(nn.Module):
 
 
 class Part(nn.Module):
-    """The modules of a rank's stages, under their names in the whole model: those of a checkpoint, and of random bits."""
+    """The modules of a rank's stages, under their names in the whole model: those of a checkpoint,
+    and of random bits.
+    """
 
     def __init__(self, stages: list[Stage]) -> None:
         super().__init__()
@@ -75,7 +80,9 @@ class Part(nn.Module):
 
 
 def groups_of(part: Part) -> list[dict[str, Any]]:
-    """Embeddings and head keep full-precision state, by name: `lowbit.param_groups` of one stage may take its last layer for the head."""
+    """Embeddings and head keep full-precision state, by name: `lowbit.param_groups` of one stage
+    may take its last layer for the head.
+    """
     groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "full_precision": True}]
     for name, p in part.named_parameters():
         groups[name.split(".")[0] in ("tokens", "places", "head")]["params"].append((name, p))
@@ -95,19 +102,26 @@ def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
 
 def mesh_of(device: str, shards: int = 1) -> DeviceMesh:
-    """Stages along the first dimension; along the second, the ranks among which each stage is sharded."""
+    """Stages along the first dimension; along the second,
+    the ranks among which each stage is sharded.
+    """
     shape = (dist.get_world_size() // shards, shards)
     return init_device_mesh(device, shape, mesh_dim_names=("stages", "shards"))
 
 
-def build(model: nn.Module, name: str, stages: int, device: str, mesh: DeviceMesh) -> tuple[Part, Any]:  # fmt: skip
+def build(
+    model: nn.Module, name: str, stages: int, device: str, mesh: DeviceMesh
+) -> tuple[Part, Any]:
     """This rank's modules, and the schedule that runs them."""
     group = mesh.get_group("stages")
     rank, ranks = dist.get_rank(group), dist.get_world_size(group)
     kind = get_schedule_class(name)
     single = issubclass(kind, PipelineScheduleSingle)
     if stages % ranks or single != (stages == ranks) or stages > len(model.blocks):
-        raise SystemExit(f"{stages} stages on {ranks} ranks: {name} takes {'one' if single else 'several'} on each, and at most {len(model.blocks)}")  # fmt: skip
+        raise SystemExit(
+            f"{stages} stages on {ranks} ranks: {name} takes {'one' if single else 'several'} on "
+            f"each, and at most {len(model.blocks)}"
+        )
     numbers = numbers_of(name, rank, ranks, stages)
     mine = [Stage(model, number, stages) for number in numbers]
     if mesh["shards"].size() > 1:
@@ -123,7 +137,9 @@ def build(model: nn.Module, name: str, stages: int, device: str, mesh: DeviceMes
 
 
 def train_step(schedule: Any, part: Part, ids: torch.Tensor) -> float | None:
-    """Forward and backward passes of all micro-batches. The mean of their losses, on the rank with the last stage."""
+    """Forward and backward passes of all micro-batches. The mean of their losses,
+    on the rank with the last stage.
+    """
     losses: list[torch.Tensor] = []
     inputs = (ids[:, :-1],) if hasattr(part, "tokens") else ()
     targets = {"target": ids[:, 1:], "losses": losses} if hasattr(part, "head") else {}
@@ -132,7 +148,9 @@ def train_step(schedule: Any, part: Part, ids: torch.Tensor) -> float | None:
 
 
 def save(part: Part, opt: torch.optim.Optimizer, step: int, path: pathlib.Path) -> None:
-    """Each rank saves what its stages have. Flat names of state know nothing of groups and stages."""
+    """Each rank saves what its stages have.
+    Flat names of state know nothing of groups and stages.
+    """
     state = get_optimizer_state_dict(part, opt, options=FLAT)
     content = {"model": get_model_state_dict(part), "optim": state, "step": torch.tensor(step)}
     # A save that is killed leaves the one that this run resumed from.
@@ -140,7 +158,9 @@ def save(part: Part, opt: torch.optim.Optimizer, step: int, path: pathlib.Path) 
 
 
 def load(part: Part, opt: torch.optim.Optimizer, path: pathlib.Path) -> int:
-    """Each rank reads what its stages have, whichever ranks wrote it. The number of steps that were taken."""
+    """Each rank reads what its stages have, whichever ranks wrote it.
+    The number of steps that were taken.
+    """
     state = get_optimizer_state_dict(part, opt, options=FLAT)
     content = {"model": get_model_state_dict(part), "optim": state, "step": torch.tensor(0)}
     dcp.load(content, checkpoint_id=path)
@@ -150,10 +170,19 @@ def load(part: Part, opt: torch.optim.Optimizer, path: pathlib.Path) -> int:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--schedule", default="1F1B", help="GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble")  # fmt: skip
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--schedule",
+        default="1F1B",
+        help="GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble, ZBVZeroBubble",
+    )
     parser.add_argument("--stages", type=int, help="as many as ranks by default")
-    parser.add_argument("--shards", type=int, default=1, help="ranks among which FSDP2 shards each stage; 1 by default")  # fmt: skip
+    parser.add_argument(
+        "--shards",
+        type=int,
+        default=1,
+        help="ranks among which FSDP2 shards each stage; 1 by default",
+    )
     parser.add_argument("--folder", type=pathlib.Path, default="out/pipeline")
     args = parser.parse_args()
 

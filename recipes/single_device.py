@@ -1,4 +1,5 @@
-"""One device: bfloat16 weights without a float32 copy, 8-bit AdamW, a schedule, and a checkpoint from which a second run resumes.
+"""One device: bfloat16 weights without a float32 copy, 8-bit AdamW, a schedule, and a checkpoint
+from which a second run resumes.
 
 python recipes/single_device.py
 """
@@ -36,7 +37,14 @@ for step in range(begin, begin + STEPS):
         print(f"step {step}, loss {loss.item():.3f}", flush=True)
 
 PATH.parent.mkdir(exist_ok=True)
-state = {"model": model.state_dict(), "optimizer": opt.state_dict(), "schedule": schedule.state_dict()}  # fmt: skip
+state = {
+    "model": model.state_dict(),
+    "optimizer": opt.state_dict(),
+    "schedule": schedule.state_dict(),
+}
 torch.save({**state, "step": begin + STEPS}, PATH.with_suffix(".tmp"))
 PATH.with_suffix(".tmp").replace(PATH)  # the old checkpoint is whole until the new one is
-print(f"step {begin + STEPS}, loss {loss.item():.3f}, {opt.stats()['total']['bytes_per_value']:.2f} bytes per parameter")  # fmt: skip
+print(
+    f"step {begin + STEPS}, loss {loss.item():.3f}, {opt.stats()['total']['bytes_per_value']:.2f} "
+    "bytes per parameter"
+)

@@ -1,4 +1,5 @@
-"""One device, no memory for gradients: each parameter is stepped inside the backward pass, as soon as its gradient is complete.
+"""One device, no memory for gradients: each parameter is stepped inside the backward pass, as soon
+as its gradient is complete.
 
 python recipes/step_in_backward.py
 """

@@ -1,4 +1,6 @@
-"""A small model, batches and a loss, shared by the recipes; replace them with your own. The batch of a step depends on the step alone, not on the number of ranks."""
+"""A small model, batches and a loss, shared by the recipes; replace them with your own. The batch
+of a step depends on the step alone, not on the number of ranks.
+"""
 
 from __future__ import annotations
 

@@ -1,12 +1,15 @@
-"""Train a small byte-level GPT on text files: one process, DDP or FSDP2, CPU or CUDA, float32 AdamW or lowbit.
+"""Train a small byte-level GPT on text files: one process, DDP or FSDP2, CPU or CUDA,
+float32 AdamW or lowbit.
 
     python recipes/train_gpt.py --steps 200
     torchrun --nproc-per-node 2 recipes/train_gpt.py --steps 200 --save out/checkpoint
     torchrun --nproc-per-node 3 recipes/train_gpt.py --steps 300 --resume out/checkpoint
-    torchrun --nproc-per-node 2 recipes/train_gpt.py --exact 6 --digest      the same weights on 1, 2, 3, ... ranks
+    torchrun --nproc-per-node 2 recipes/train_gpt.py --exact 6 --digest the same weights on 1, 2, 3,
+    ... ranks
 
-With `--optimizer lowbit` the weights are bfloat16 without a float32 copy; with `--optimizer torch` everything is float32. A processor without instructions
-for bfloat16 computes with those weights in float32 (`--compute`). A run can resume on any number of ranks. The batch of a step depends only on
+With `--optimizer lowbit` the weights are bfloat16 without a float32 copy; with `--optimizer torch`
+everything is float32. A processor without instructions for bfloat16 computes with those weights in
+float32 (`--compute`). A run can resume on any number of ranks. The batch of a step depends only on
 (seed, step), so it is the same for every number of ranks.
 """
 
@@ -44,10 +47,11 @@ import lowbit
 
 
 def compute_dtype(weights: torch.dtype, device: str) -> torch.dtype:
-    """What to multiply such weights in: their own dtype, but float32 for bfloat16 on a processor without matrix instructions for it.
+    """What to multiply such weights in: their own dtype, but float32 for bfloat16 on a processor
+    without matrix instructions for it.
 
-    oneDNN's product in bfloat16 takes 6 to 10 times as long as its float32 one where a processor has neither AVX512-BF16 nor AMX, or where ONEDNN_MAX_CPU_ISA
-    forbids them.
+    oneDNN's product in bfloat16 takes 6 to 10 times as long as its float32 one where a processor
+    has neither AVX512-BF16 nor AMX, or where ONEDNN_MAX_CPU_ISA forbids them.
     """
     if (
         weights != torch.bfloat16
@@ -64,7 +68,8 @@ def compute_dtype(weights: torch.dtype, device: str) -> torch.dtype:
         return weights
     if os.environ.get("RANK", "0") == "0":
         print(
-            "this processor has no instructions for bfloat16: weights stay bfloat16, products are float32",
+            "this processor has no instructions for bfloat16: weights "
+            "stay bfloat16, products are float32",
             file=sys.stderr,
         )
     return torch.float32
@@ -176,7 +181,9 @@ def whole(t: torch.Tensor) -> torch.Tensor:
 
 
 def digest(model: nn.Module, opt: torch.optim.Optimizer) -> str:
-    """SHA-256 of all weights and all optimizer state as whole tensors: the same for every sharding of the same state."""
+    """SHA-256 of all weights and all optimizer state as whole tensors: the same for every sharding
+    of the same state.
+    """
     h = hashlib.sha256()
     for name, p in sorted(model.named_parameters()):
         for key, t in sorted({"": p, **opt.state[p]}.items()):
@@ -187,7 +194,9 @@ def digest(model: nn.Module, opt: torch.optim.Optimizer) -> str:
 
 
 def footprint(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, float]:
-    """Bytes per parameter of weights, gradients (of the weights' dtype) and optimizer state, over all ranks."""
+    """Bytes per parameter of weights, gradients (of the weights' dtype) and optimizer state,
+    over all ranks.
+    """
     params = list(model.parameters())
     count = sum(p.numel() for p in params)
     weights = sum(p.numel() * p.element_size() for p in params)
@@ -214,7 +223,7 @@ def save(model: nn.Module, opt: torch.optim.Optimizer, step: int, folder: str) -
 
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("files", nargs="*", help="text files (default: Python's standard library)")
     parser.add_argument("--optimizer", choices=["lowbit", "torch"], default="lowbit")
     parser.add_argument(
@@ -238,7 +247,10 @@ def arguments() -> argparse.Namespace:
         "--compute",
         choices=["auto", "bfloat16", "float32"],
         default="auto",
-        help="the dtype of products; auto: that of the weights, or float32 where the processor has no instructions for bfloat16",
+        help=(
+            "the dtype of products; auto: that of the weights, or float32 where the processor has "
+            "no instructions for bfloat16"
+        ),
     )
     parser.add_argument(
         "--parallel", choices=["fsdp", "ddp"], default="fsdp", help="with more than one rank"
@@ -254,8 +266,10 @@ def arguments() -> argparse.Namespace:
         "--exact",
         type=int,
         metavar="M",
-        help="cut each batch into M micro-batches, deal them to the ranks and add their gradients without rounding: "
-        "the weights then have the same bits on any number of ranks",
+        help=(
+            "cut each batch into M micro-batches, deal them to the ranks and add their gradients "
+            "without rounding: the weights then have the same bits on any number of ranks"
+        ),
     )
     parser.add_argument("--context", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
@@ -287,7 +301,9 @@ def arguments() -> argparse.Namespace:
     if args.save_step is not None and args.save is None:
         parser.error("--save-step needs --save")
     if args.exact is not None and (args.exact < 1 or args.batch % args.exact != 0):
-        parser.error(f"--exact {args.exact}: the batch of {args.batch} sequences must be a multiple of it")
+        parser.error(
+            f"--exact {args.exact}: the batch of {args.batch} sequences must be a multiple of it"
+        )
     return args
 
 
@@ -322,9 +338,12 @@ def main() -> None:
         if args.rule in ("Adam", "AdamW"):
             options["betas"] = (0.9, 0.95)
         opt: torch.optim.Optimizer = getattr(lowbit, args.rule)(
-            lowbit.param_groups(model), seed=args.seed, state_format=args.state_format,
-            param_format=args.param_format, **{**options, **args.options},
-        )  # fmt: skip
+            lowbit.param_groups(model),
+            seed=args.seed,
+            state_format=args.state_format,
+            param_format=args.param_format,
+            **{**options, **args.options},
+        )
     else:
         opt = torch.optim.AdamW(model.named_parameters(), betas=(0.9, 0.95), **options)
 
@@ -389,7 +408,8 @@ def main() -> None:
         dist.all_reduce(losses)
     for module in model.modules():
         if isinstance(module, FSDPModule):
-            module.reshard()  # after a forward without backward the root still has unsharded parameters
+            # after a forward without backward the root still has unsharded parameters
+            module.reshard()
     summary["step"] = args.steps
     summary["train_loss"] = sum(line["loss"] for line in lines[-20:]) / max(len(lines[-20:]), 1)
     summary["held_out_loss"] = losses.item()

@@ -1,4 +1,5 @@
-"""Uses the package that is installed here: the README's first example, then its checkpoint through `lowbit.checkpoint` and `lowbit-ckpt`.
+"""Uses the package that is installed here: the README's first example, then its checkpoint through
+`lowbit.checkpoint` and `lowbit-ckpt`.
 
 `python .ci/wheel/use.py`, in any folder: it writes into one of its own.
 """
@@ -22,7 +23,7 @@ def printed(*command: str) -> list[str]:
 
 def main() -> None:
     scope: dict = {}
-    exec(re.search(r"```python\n(.*?)```", README.read_text(), re.S)[1], scope)  # type: ignore[index]
+    exec(re.findall(r"```python\n(.*?)```", README.read_text(), re.S)[0], scope)
     torch, lowbit, opt = scope["torch"], scope["lowbit"], scope["opt"]
     assert opt.state, "the example trains"
     torch.save({"model": scope["model"].state_dict(), "optim": opt.state_dict()}, "run.pt")
@@ -31,7 +32,10 @@ def main() -> None:
 
     report = checkpoint.inspect("run.pt", digest=True)
     assert checkpoint.verify("run.pt")["ok"] and report["dialect"] == "lowbit", report["dialect"]
-    print(f"Python {sys.version.split()[0]}, torch {torch.__version__}, lowbit {lowbit.__version__}, {lowbit.catalog()['isas']}")  # fmt: skip
+    print(
+        f"Python {sys.version.split()[0]}, torch {torch.__version__}, lowbit {lowbit.__version__}, "
+        f"{lowbit.catalog()['isas']}"
+    )
     program = f"{sysconfig.get_path('scripts')}/lowbit-ckpt"
     print(*printed(program, "--version")[:1], *printed(program, "inspect", "run.pt")[:3], sep="\n")
 

@@ -1,13 +1,17 @@
-"""Resources of each kernel, from the cubins that nvcc keeps: `python resources.py FOLDER [FILE] [--lenient]`.
+"""Resources of each kernel, from the cubins that nvcc keeps:
+`python resources.py FOLDER [FILE] [--lenient]`.
 
-Reads the ELF files itself, so it needs neither cuobjdump nor a GPU. Prints, or writes to FILE, one table per architecture: registers per
-thread, bytes of shared memory per block, instructions, and how many of them move 16 bytes between a thread and global memory. A second table
-has what the fixed kernels execute for a tile of 256 values (usual_path.py): instructions by pipe, the clocks of issue and of the ALU, and
-wavefronts of shared memory, beside the clocks that memory needs for the bytes. A third has the instructions of step_any for a tile
-(any_path.py), beside those of the fixed kernel where the rule has one.
+Reads the ELF files itself, so it needs neither cuobjdump nor a GPU. Prints, or writes to FILE, one
+table per architecture: registers per thread, bytes of shared memory per block, instructions, and
+how many of them move 16 bytes between a thread and global memory. A second table has what the fixed
+kernels execute for a tile of 256 values (usual_path.py): instructions by pipe, the clocks of issue
+and of the ALU, and wavefronts of shared memory, beside the clocks that memory needs for the bytes.
+A third has the instructions of step_any for a tile (any_path.py), beside those of the fixed kernel
+where the rule has one.
 
-Exits with 1 if no cubin is found, if a kernel uses local memory (a stack frame for spilled registers or for an array that is indexed at
-run time), or if a kernel executes more for a tile than tile_limits.txt allows. With --lenient the last two are reported only. --set-limits writes
+Exits with 1 if no cubin is found, if a kernel uses local memory (a stack frame for spilled
+registers or for an array that is indexed at run time), or if a kernel executes more for a tile than
+tile_limits.txt allows. With --lenient the last two are reported only. --set-limits writes
 tile_limits.txt: what was counted.
 """
 
@@ -72,7 +76,9 @@ def sections_of(elf: bytes) -> list[Section]:
 
 
 def attributes(info: bytes) -> list[tuple[int, bytes]]:
-    """The attributes of an .nv.info section: form, number, and the value, whose size depends on the form."""
+    """The attributes of an .nv.info section: form, number, and the value,
+    whose size depends on the form.
+    """
     found, at = [], 0
     while at + 4 <= len(info):
         form, number, length = struct.unpack_from("<BBH", info, at)
@@ -89,7 +95,10 @@ def symbols(sections: dict[str, Section]) -> list[str]:
 
 
 def count(kernel: Kernel, code: bytes, arch: str) -> None:
-    words = [int.from_bytes(code[i : i + INSTRUCTION], "little") for i in range(0, len(code), INSTRUCTION)]  # fmt: skip
+    words = [
+        int.from_bytes(code[i : i + INSTRUCTION], "little")
+        for i in range(0, len(code), INSTRUCTION)
+    ]
     while words and words[-1] & 0xFFF == NOP:  # padding to a full cache line
         words.pop()
     kernel.instructions = len(words)
@@ -131,9 +140,8 @@ def readable(names: list[str]) -> list[str]:
     short = []
     for name in out.splitlines():
         name = re.sub(r"lowbit::(cuda::)?", "", name).removeprefix("void ")
-        name = re.sub(
-            r"\(\w+\)(?=\d)", "", name
-        )  # the type of an enumerator, which c++filt prints as a number
+        # the type of an enumerator, which c++filt prints as a number
+        name = re.sub(r"\(\w+\)(?=\d)", "", name)
         short.append(re.sub(r"\((?!anonymous).*", "", name))
     return short
 
@@ -151,8 +159,13 @@ def limits() -> dict[tuple[str, str], tuple[int, int]]:
 
 
 def write_limits(counted: dict[tuple[str, str], tuple[int, int]]) -> None:
-    lines = ["# The most that a kernel executes for a tile of 256 values, counted by resources.py with CUDA 13.0. A build with more fails.",
-             "# architecture, instructions, wavefronts of shared memory (0: not counted), kernel"]  # fmt: skip
+    lines = [
+        (
+            "# The most that a kernel executes for a tile of 256 values, counted by resources.py "
+            "with CUDA 13.0. A build with more fails."
+        ),
+        "# architecture, instructions, wavefronts of shared memory (0: not counted), kernel",
+    ]
     for (arch, name), (instructions, wavefronts) in sorted(
         counted.items(), key=lambda item: (int(item[0][0]), item[0][1])
     ):
@@ -167,30 +180,51 @@ def print_tiles(arch: str, tiles: list[tuple[str, usual_path.Path]], out: TextIO
     cards = usual_path.CARDS[usual_path.family(arch)]
     named = "".join(f"{card.name.replace(' ', '') + ' clk':>12} " for card in cards)
     print(
-        f"\nsm_{arch}: a tile of 256 values, in clocks of a multiprocessor; what memory needs is by card",
+        f"\nsm_{arch}: a tile of 256 values, in clocks of a multiprocessor; "
+        "what memory needs is by card",
         file=out,
     )
-    print(f"{'instructions':>12} {'alu':>4} {'fp32':>4} {'imad':>4} {'xu':>3} {'memory':>6} {'control':>7} {'uniform':>7} "
-          f"{'issue clk':>9} {'alu clk':>7} {'wavefronts':>10} {'bytes':>6} {named} kernel", file=out)  # fmt: skip
+    print(
+        f"{'instructions':>12} {'alu':>4} {'fp32':>4} {'imad':>4} {'xu':>3} {'memory':>6} "
+        f"{'control':>7} {'uniform':>7} {'issue clk':>9} {'alu clk':>7} {'wavefronts':>10} "
+        f"{'bytes':>6} {named} kernel",
+        file=out,
+    )
     for name, tile in tiles:
         p = tile.pipes
         needed = "".join(f"{tile.memory_clocks(card):12.0f} " for card in cards)
-        print(f"{tile.instructions:12} {p['alu']:4} {p['fp32']:4} {p['imad']:4} {p['xu']:3} {p['memory']:6} {p['control']:7} {p['uniform']:7} "
-              f"{tile.instructions / 4:9.0f} {p['alu'] / 2:7.0f} {tile.wavefronts:10.0f} {tile.bytes:6} {needed} {name}", file=out)  # fmt: skip
+        print(
+            f"{tile.instructions:12} {p['alu']:4} {p['fp32']:4} {p['imad']:4} {p['xu']:3} "
+            f"{p['memory']:6} {p['control']:7} {p['uniform']:7} {tile.instructions / 4:9.0f} "
+            f"{p['alu'] / 2:7.0f} {tile.wavefronts:10.0f} {tile.bytes:6} {needed} {name}",
+            file=out,
+        )
         if tile.unknown:
-            bad.append(f"sm_{arch}: {name} has operations that usual_path.py does not know: {sorted({hex(u) for u in tile.unknown})}")  # fmt: skip
+            bad.append(
+                f"sm_{arch}: {name} has operations that usual_path.py does not know: "
+                f"{sorted({hex(u) for u in tile.unknown})}"
+            )
         most = allowed.get((arch, name))
         if most and (tile.instructions > most[0] or round(tile.wavefronts) > most[1]):
-            bad.append(f"sm_{arch}: {name} executes {tile.instructions} instructions and {tile.wavefronts:.0f} wavefronts for a tile; "
-                       f"tile_limits.txt allows {most[0]} and {most[1]}")  # fmt: skip
+            bad.append(
+                f"sm_{arch}: {name} executes {tile.instructions} instructions and "
+                f"{tile.wavefronts:.0f} wavefronts for a tile; tile_limits.txt allows {most[0]} "
+                f"and {most[1]}"
+            )
     return bad
 
 
-def print_any(arch: str, counts: list[tuple[any_path.Combination, int]], fixed: dict[str, int], out: TextIO) -> list[str]:  # fmt: skip
+def print_any(
+    arch: str, counts: list[tuple[any_path.Combination, int]], fixed: dict[str, int], out: TextIO
+) -> list[str]:
     """The table of what step_any executes for a tile; returns what is wrong with it."""
     bad = []
     allowed = limits()
-    print(f"\nsm_{arch}: instructions of step_any for a tile of 256 values, at the least, and of the fixed kernel of the same rule and formats", file=out)  # fmt: skip
+    print(
+        f"\nsm_{arch}: instructions of step_any for a tile of 256 values, at the least, and of "
+        "the fixed kernel of the same rule and formats",
+        file=out,
+    )
     print(f"{'step_any':>8} {'fixed':>5} {'times':>5}  rule and formats", file=out)
     for combination, instructions in counts:
         own = fixed.get(combination.fixed or "")
@@ -200,7 +234,10 @@ def print_any(arch: str, counts: list[tuple[any_path.Combination, int]], fixed: 
         if most is None and any(known == arch for known, _ in allowed):
             bad.append(f"sm_{arch}: {combination.name()} has no limit in tile_limits.txt")
         if most and instructions > most[0]:
-            bad.append(f"sm_{arch}: {combination.name()} executes {instructions} instructions for a tile; tile_limits.txt allows {most[0]}")  # fmt: skip
+            bad.append(
+                f"sm_{arch}: {combination.name()} executes {instructions} instructions for a tile; "
+                f"tile_limits.txt allows {most[0]}"
+            )
     return bad
 
 
@@ -217,9 +254,15 @@ def main(folder: Path, out: TextIO, lenient: bool = False, set_limits: bool = Fa
         if not kernels:
             continue
         tables += 1
-        named = sorted(zip(kernels, readable([k.name for k in kernels]), strict=True), key=lambda pair: pair[1])  # fmt: skip
+        named = sorted(
+            zip(kernels, readable([k.name for k in kernels]), strict=True), key=lambda pair: pair[1]
+        )
         print(f"\nsm_{arch}: {len(kernels)} kernels", file=out)
-        print(f"{'registers':>9} {'local':>6} {'shared':>7} {'instructions':>12} {'LDG.128':>8} {'STG.128':>8}  kernel", file=out)  # fmt: skip
+        print(
+            f"{'registers':>9} {'local':>6} {'shared':>7} {'instructions':>12} {'LDG.128':>8} "
+            f"{'STG.128':>8}  kernel",
+            file=out,
+        )
         for kernel, name in named:
             print(
                 f"{kernel.registers:9} {kernel.frame:6} {kernel.shared:7} {kernel.instructions:12} "

@@ -1,13 +1,16 @@
-"""The usual path of a fixed kernel: what a warp executes for one tile of 256 values, counted in the machine code of a cubin.
+"""The usual path of a fixed kernel: what a warp executes for one tile of 256 values,
+counted in the machine code of a cubin.
 
-The path is the shortest way around the loop over tiles that makes every store and passes two functions of the XU pipe for each of a lane's 8
-values (a root and a division, or their approximations), of which rules that take neither need none. That leaves out what ordinary data do not
-take: a new unit or job, rows that end inside a tile, values near the ends of the range, exact division where the approximation does not
-decide, negative second moments. Two notes: an inner loop is counted once, and blocks are whole tiles (256 values), so a maximum over a warp
-is one instruction.
+The path is the shortest way around the loop over tiles that makes every store and passes two
+functions of the XU pipe for each of a lane's 8 values (a root and a division, or their
+approximations), of which rules that take neither need none. That leaves out what ordinary data do
+not take: a new unit or job, rows that end inside a tile, values near the ends of the range, exact
+division where the approximation does not decide, negative second moments. Two notes: an inner loop
+is counted once, and blocks are whole tiles (256 values), so a maximum over a warp is one
+instruction.
 
-Clocks are of one multiprocessor for one tile, each pipe taken by itself: the largest is a bound from below, and a kernel whose clocks are below
-those of memory can be bound by memory.
+Clocks are of one multiprocessor for one tile, each pipe taken by itself: the largest is a bound
+from below, and a kernel whose clocks are below those of memory can be bound by memory.
 """
 
 from __future__ import annotations
@@ -25,16 +28,24 @@ def functions_of(name: str) -> int:
     return 0 if any(rule in name for rule in ROOTLESS) else XU_FUNCTIONS
 
 
-# The lower 9 bits of an instruction are its operation, in all forms of operands, on sm_80 to sm_120.
+# The lower 9 bits of an instruction are its operation, in all forms of operands,
+# on sm_80 to sm_120.
 PIPES = {
-    "fp32": (0x020, 0x021, 0x023),  # FMUL FADD FFMA
-    "imad": (0x024, 0x025, 0x026, 0x027, 0x031, 0x035),  # IMAD, wide, IDP, high, HFMA2 (moves constants)
-    "xu": (0x100, 0x101, 0x102, 0x105, 0x106, 0x108, 0x109, 0x110, 0x111, 0x112),  # FLO BREV FCHK F2I I2F MUFU POPC F2F
-    "memory": (0x119, 0x11A, 0x180, 0x181, 0x182, 0x184, 0x185, 0x186, 0x188, 0x189, 0x0CC, 0x1C3, 0x1C4),  # S2R LD LDG LDC LDS ST STG STS SHFL CREDUX S2UR REDUX
-    "control": (0x118, 0x141, 0x142, 0x144, 0x145, 0x146, 0x147, 0x148, 0x149, 0x14D, 0x150, 0x155, 0x156, 0x11B, 0x11D, 0x15D),
-    "uniform": (0x04A, 0x055, 0x05A, 0x07C, 0x082, 0x083, 0x087, 0x08C, 0x090, 0x091, 0x092, 0x097, 0x099, 0x0A4, 0x0A5, 0x0B9, 0x1AC),
-    "alu": (0x002, 0x003, 0x005, 0x006, 0x007, 0x008, 0x009, 0x00B, 0x00C, 0x00F, 0x010, 0x011, 0x012, 0x013, 0x016, 0x017, 0x019, 0x01C,
-            0x036, 0x03E, 0x045, 0x046, 0x048, 0x076),
+    # FMUL FADD FFMA
+    "fp32": (0x020, 0x021, 0x023),
+    # IMAD, wide, IDP, high, HFMA2 (moves constants)
+    "imad": (0x024, 0x025, 0x026, 0x027, 0x031, 0x035),
+    # FLO BREV FCHK F2I I2F MUFU POPC F2F
+    "xu": (0x100, 0x101, 0x102, 0x105, 0x106, 0x108, 0x109, 0x110, 0x111, 0x112),
+    # S2R LD LDG LDC LDS ST STG STS SHFL CREDUX S2UR REDUX
+    "memory": (0x119, 0x11A, 0x180, 0x181, 0x182, 0x184, 0x185, 0x186, 0x188, 0x189, 0x0CC, 0x1C3,
+               0x1C4),
+    "control": (0x118, 0x141, 0x142, 0x144, 0x145, 0x146, 0x147, 0x148, 0x149, 0x14D, 0x150, 0x155,
+                0x156, 0x11B, 0x11D, 0x15D),
+    "uniform": (0x04A, 0x055, 0x05A, 0x07C, 0x082, 0x083, 0x087, 0x08C, 0x090, 0x091, 0x092, 0x097,
+                0x099, 0x0A4, 0x0A5, 0x0B9, 0x1AC),
+    "alu": (0x002, 0x003, 0x005, 0x006, 0x007, 0x008, 0x009, 0x00B, 0x00C, 0x00F, 0x010, 0x011,
+            0x012, 0x013, 0x016, 0x017, 0x019, 0x01C, 0x036, 0x03E, 0x045, 0x046, 0x048, 0x076),
 }  # fmt: skip
 PIPE_OF = {code: pipe for pipe, codes in PIPES.items() for code in codes}
 MUFU, FCHK = 0x108, 0x102
@@ -51,13 +62,16 @@ SETS_PREDICATE = (0x00B, 0x00C, 0x01C)
 WORDS = {4: 1, 5: 2, 6: 4}  # by size
 ALWAYS, TOGETHER, IF_APART = 7, 91, 2
 
-# Wavefronts of a look-up by 32 lanes in a table of floats: from simulated Adam states, 2.8 for values by codes and 3.4 for cells.
+# Wavefronts of a look-up by 32 lanes in a table of floats: from simulated Adam states, 2.8 for
+# values by codes and 3.4 for cells.
 LOOKUP = 3.1
 
 
 @dataclass
 class Card:
-    """Bytes per second of memory (as measured for copies, else 90 % of the data sheet), multiprocessors, and their clock."""
+    """Bytes per second of memory (as measured for copies, else 90 % of the data sheet),
+    multiprocessors, and their clock.
+    """
 
     name: str
     rate: float
@@ -133,12 +147,8 @@ def decode(code: bytes, arch: int) -> list[Instruction]:
 
 def successors(program: list[Instruction], at: int) -> list[int]:
     here = program[at]
-    if here.code in (
-        CALL,
-        RETURN,
-        INDIRECT,
-        EXIT,
-    ):  # calls are the slow paths of division and square root
+    # calls are the slow paths of division and square root
+    if here.code in (CALL, RETURN, INDIRECT, EXIT):
         return [at + 1] if here.guarded else []
     if here.target is None:
         return [at + 1]
@@ -150,7 +160,9 @@ def is_store(i: Instruction) -> bool:
 
 
 def in_order(program: list[Instruction], head: int) -> list[tuple[int, list[int]]]:
-    """The instructions reached from `head`, each after all that lead to it, with their successors. An edge that closes a loop is left out."""
+    """The instructions reached from `head`, each after all that lead to it, with their successors.
+    An edge that closes a loop is left out.
+    """
     seen, open_, done = {head}, {head}, []
     stack = [(head, successors(program, head), [])]
     while stack:
@@ -172,7 +184,9 @@ def in_order(program: list[Instruction], head: int) -> list[tuple[int, list[int]
 
 
 def tile_loop(program: list[Instruction]) -> tuple[int, int, list[tuple[int, list[int]]]] | None:
-    """The smallest loop with the most stores: its first and its last instruction, and what is reached from the first, in order."""
+    """The smallest loop with the most stores: its first and its last instruction, and what is
+    reached from the first, in order.
+    """
     found = []
     for at, i in enumerate(program):
         if i.code == BRANCH and i.target is not None and i.target <= at:
@@ -181,20 +195,22 @@ def tile_loop(program: list[Instruction]) -> tuple[int, int, list[tuple[int, lis
                 found.append((-stores, at - i.target, i.target, at))
     for _, _, head, back in sorted(found):
         order = in_order(program, head)
-        if any(
-            at == back for at, _ in order
-        ):  # else the branch returns from code that is out of the way
+        # else the branch returns from code that is out of the way
+        if any(at == back for at, _ in order):
             return head, back, order
     return None
 
 
 def usual(program: list[Instruction], most: int = XU_FUNCTIONS) -> list[int] | None:
-    """Indices of the instructions of the usual path. most: functions of the XU pipe that it counts."""
+    """Indices of the instructions of the usual path.
+    most: functions of the XU pipe that it counts.
+    """
     loop = tile_loop(program)
     if loop is None:
         return None
     head, back, order = loop
-    # Of each instruction and number of XU functions before it: missing stores, length, and the state before.
+    # Of each instruction and number of XU functions before it: missing stores, length,
+    # and the state before.
     best: dict[tuple[int, int], tuple[int, int, tuple[int, int] | None]] = {(head, 0): (0, 0, None)}
     for at, next_ in order:
         for functions in range(most + 1):

@@ -1,4 +1,6 @@
-"""Writes docs/ckpt-options.md, the reference of lowbit-ckpt, from what `--help` prints: `python docs/site/ckpt_options.py`."""
+"""Writes docs/ckpt-options.md, the reference of lowbit-ckpt, from what `--help` prints:
+`python docs/site/ckpt_options.py`.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ def page(help_of: Callable[..., str] = help_of) -> str:
     lines = [
         "# Options of lowbit-ckpt",
         "",
-        "`python docs/site/ckpt_options.py` writes this page from `lowbit-ckpt --help`. [ckpt.md](ckpt.md) says which command",
+        (
+            "`python docs/site/ckpt_options.py` writes this page from `lowbit-ckpt --help`. "
+            "[ckpt.md](ckpt.md) says which command"
+        ),
         "does what.",
         "",
         *_table(("command", "does"), [(f"[`{name}`](#{name})", what) for name, what in commands]),
@@ -40,7 +45,9 @@ def page(help_of: Callable[..., str] = help_of) -> str:
 def _section(name: str, text: str) -> list[str]:
     """A command's heading, its arguments and options, and its examples."""
     (usage,) = re.findall(r"^Usage: (.*)$", text, re.M)
-    arguments = [(said.removesuffix(" REQUIRED"), what) for said, what in _entries(text, "Positionals")]  # fmt: skip
+    arguments = [
+        (said.removesuffix(" REQUIRED"), what) for said, what in _entries(text, "Positionals")
+    ]
     options = [entry for entry in _entries(text, "Options") if not entry[0].startswith("-h,")]
     examples = re.findall(r"^  (.+)$", text[text.index("Examples:") :], re.M)
     shown = [(f"`{said}`", what) for said, what in (*arguments, *options)]

@@ -1,4 +1,6 @@
-"""What mkdocstrings reads, mended before it is shown: options that a constructor takes by `**options`, and docstrings whose entries have several names."""
+"""What mkdocstrings reads, mended before it is shown: options that a constructor takes by
+`**options`, and docstrings whose entries have several names.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,11 @@ class Docstrings(griffe.Extension):
         own = {name: m.annotation for name, m in arguments["Options"].members.items()}
         torchs = {name: m.annotation for name, m in arguments["AllOptions"].members.items()}
         muons = {name: m.annotation for name, m in muon["MuonOptions"].members.items()}
-        self.options = {"Unpack[Options]": own, "Unpack[AllOptions]": {**own, **torchs}, "Unpack[MuonOptions]": {**muons, **own, **torchs}}  # fmt: skip
+        self.options = {
+            "Unpack[Options]": own,
+            "Unpack[AllOptions]": {**own, **torchs},
+            "Unpack[MuonOptions]": {**muons, **own, **torchs},
+        }
         self._walk(pkg)
 
     def _walk(self, some: Any) -> None:
@@ -34,7 +40,9 @@ class Docstrings(griffe.Extension):
                 self._walk(member)
 
     def _unpack(self, function: griffe.Function) -> None:
-        """Each of the options in place of `**options: Unpack[...]`, with its default, as `help` shows them."""
+        """Each of the options in place of `**options: Unpack[...]`, with its default,
+        as `help` shows them.
+        """
         for parameter in list(function.parameters):
             kinds = self.options.get(str(parameter.annotation))
             if kinds is None or parameter.kind is not griffe.ParameterKind.var_keyword:
@@ -54,11 +62,13 @@ class Docstrings(griffe.Extension):
 
 def defaults(said: Any) -> dict[str, Any]:
     """Names and defaults of options, from a dict in the source."""
-    return {str(k).strip("'\""): v for k, v in zip(said.value.keys, said.value.values, strict=True)}  # fmt: skip
+    return {str(k).strip("'\""): v for k, v in zip(said.value.keys, said.value.values, strict=True)}
 
 
 def split(text: str) -> str:
-    """A docstring whose Args have one name each: "a, b: text" comes once for each name, "a, b: as in `Adam`." becomes a sentence behind them."""
+    """A docstring whose Args have one name each: "a, b: text" comes once for each name, "a, b: as
+    in `Adam`." becomes a sentence behind them.
+    """
     section = _SECTION.search(text)
     if section is None:
         return text

@@ -1,4 +1,6 @@
-"""What mkdocs does beside its plugins: the pages at the root of the repository belong to the site, and links leave it where they have to."""
+"""What mkdocs does beside its plugins: the pages at the root of the repository belong to the site,
+and links leave it where they have to.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ def on_files(files: Files, config: Any) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, **_: Any) -> str:
-    """Points links at pages of the root to the site's own, and links at other files to the repository."""
+    """Points links at pages of the root to the site's own,
+    and links at other files to the repository.
+    """
     by_page = {at: name for name, at in PAGES.items()}
     source = by_page.get(page.file.src_uri)
     folder = "" if source else posixpath.join("docs", posixpath.dirname(page.file.src_uri))

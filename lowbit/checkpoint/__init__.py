@@ -1,4 +1,5 @@
-"""Checkpoints from Python: what `lowbit-ckpt` does, a reader of single tensors, and storage for torch.distributed.checkpoint.
+"""Checkpoints from Python: what `lowbit-ckpt` does, a reader of single tensors, and storage for
+torch.distributed.checkpoint.
 
 Nothing in a file is ever executed.
 """

@@ -15,10 +15,11 @@ from lowbit.checkpoint.paths import Path
 
 
 class Checkpoint:
-    """A checkpoint that is read piece by piece. Only what is asked for is read, into memory of the caller's.
+    """A checkpoint that is read piece by piece. Only what is asked for is read,
+    into memory of the caller's.
 
-    Opening it reads and checks its structure. Bytes are checked against their checksums while they are read. Several threads may use one; one
-    of them reads at a time.
+    Opening it reads and checks its structure. Bytes are checked against their checksums while they
+    are read. Several threads may use one; one of them reads at a time.
 
     Attributes:
         path: as given, as text.
@@ -28,7 +29,8 @@ class Checkpoint:
 
     Raises:
         CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint.
-        ImportError: lowbit was built without its checkpoint module, or a URL needs a package that is not installed.
+        ImportError: lowbit was built without its checkpoint module,
+            or a URL needs a package that is not installed.
         ValueError: the URL is open with other `storage_options`.
     """
 
@@ -52,7 +54,8 @@ class Checkpoint:
     def open(
         cls, path: Path, storage_options: StorageOptions = None, optimizer: str | None = None
     ) -> Checkpoint:
-        """Opens the checkpoint at `path`: a folder of `torch.distributed.checkpoint` or of DeepSpeed, or a file of `torch.save` or safetensors.
+        """Opens the checkpoint at `path`: a folder of `torch.distributed.checkpoint` or of
+        DeepSpeed, or a file of `torch.save` or safetensors.
 
         Args:
             path: a path, or a URL that fsspec knows.
@@ -68,7 +71,9 @@ class Checkpoint:
 
     @property
     def opaque(self) -> list[str]:
-        """Flat names of objects that are neither tensors nor plain data; nothing of them is read."""
+        """Flat names of objects that are neither tensors nor plain data;
+        nothing of them is read.
+        """
         return self._reader.opaque()
 
     def read(
@@ -93,7 +98,8 @@ class Checkpoint:
         Raises:
             KeyError: there is no tensor of that name, or no such part.
             ValueError: the rows are not inside the tensor, or it has no dimension.
-            CheckpointError: the bytes cannot be read, a checksum does not hold, or it is a tensor subclass and no `part` is given.
+            CheckpointError: the bytes cannot be read, a checksum does not hold, or it is a tensor
+                subclass and no `part` is given.
         """
         shape = self._shape(name, part)
         if begin is None and end is None:
@@ -136,7 +142,8 @@ class Checkpoint:
         """What the optimizer state means, by the dialect that it is written in.
 
         Raises:
-            CheckpointError: no dialect fits, or two fit equally; or there are several optimizers, and `optimizer=` chose none.
+            CheckpointError: no dialect fits, or two fit equally; or there are several optimizers,
+                and `optimizer=` chose none.
         """
         if self._model is None:
             said = self._read_model()
@@ -167,14 +174,16 @@ class Checkpoint:
         return self.model.params
 
     def read_state(self, state: State, first: int = 0, count: int | None = None) -> bytearray:
-        """Reads values [first, first + count) of a state in row-major order, dequantized; all of them by default.
+        """Reads values [first, first + count) of a state in row-major order, dequantized; all of
+        them by default.
 
         Returns:
             A bytearray of 4 * count bytes: float32.
 
         Raises:
             ValueError: the values are not inside the state.
-            CheckpointError: they cannot be read, a checksum does not hold, or the state's values cannot be recovered.
+            CheckpointError: they cannot be read, a checksum does not hold,
+                or the state's values cannot be recovered.
         """
         total = math.prod(state.shape)
         end = total if count is None else first + count
@@ -218,11 +227,12 @@ class Checkpoint:
         """Reads rows [begin, end) of a state's codes, or of its scales.
 
         Returns:
-            A bytearray, row-major. Codes are uint8 of shape [end - begin, ceil(cols * bits / 8)]. Scales have ceil(cols / block) entries in a row,
-            in the dtype and number of the format.
+            A bytearray, row-major. Codes are uint8 of shape [end - begin, ceil(cols * bits / 8)].
+            Scales have ceil(cols / block) entries in a row, in the dtype and number of the format.
 
         Raises:
-            ValueError: the state has no codes of lowbit's formats, or no scales, or the rows are not inside.
+            ValueError: the state has no codes of lowbit's formats, or no scales,
+                or the rows are not inside.
             CheckpointError: the bytes cannot be read, or a checksum does not hold.
         """
         _ = self.model
@@ -232,6 +242,7 @@ class Checkpoint:
         """Checks the checksums of what was read in part, and that no file has changed.
 
         Raises:
-            CheckpointError: a checksum does not hold or a file has changed, so what was read is not to be trusted.
+            CheckpointError: a checksum does not hold or a file has changed,
+                so what was read is not to be trusted.
         """
         self._reader.finish()

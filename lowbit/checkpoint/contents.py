@@ -51,7 +51,8 @@ class Codes:
 
 @dataclass(frozen=True)
 class OwnTensor:
-    """One of the tensors that lowbit keeps a state in: codes, scales, a full-precision moment, a compensation.
+    """One of the tensors that lowbit keeps a state in: codes, scales, a full-precision moment,
+    a compensation.
 
     Attributes:
         key: lowbit's, such as "exp_avg_dynamic8" or "exp_avg_dynamic8_scale".
@@ -114,7 +115,8 @@ class Group(NamedTuple):
     Attributes:
         settings: without "params".
         params: places in Model.params.
-        tensors: settings that the file keeps as tensors of one element: the place in `settings`, and the tensor's flat name.
+        tensors: settings that the file keeps as tensors of one element: the place in `settings`,
+            and the tensor's flat name.
     """
 
     settings: dict[str, Any]

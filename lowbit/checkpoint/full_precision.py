@@ -21,9 +21,10 @@ _COMPILED = "_orig_mod"  # where torch.compile keeps the module that it wraps
 def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[str, Any]:
     """The model's state dict with float32 weights, as exact as the parameter formats hold them.
 
-    A parameter whose format has compensation (Kahan, split) gives its full value, under each of its names where it is tied; other floating
-    tensors are widened; the rest is as it is. Sharded parameters stay DTensors of the same placement; those of FSDP1 are DTensors sharded on
-    dimension 0, which takes a collective. All tensors are copies.
+    A parameter whose format has compensation (Kahan, split) gives its full value, under each of its
+    names where it is tied; other floating tensors are widened; the rest is as it is. Sharded
+    parameters stay DTensors of the same placement; those of FSDP1 are DTensors sharded on dimension
+    0, which takes a collective. All tensors are copies.
 
     Args:
         model: as trained; what DDP, FSDP1 and torch.compile put into names is left out.
@@ -51,13 +52,15 @@ def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[st
 def set_fp32_model_state_dict(
     model: nn.Module, opt: LowbitOptimizer, state_dict: Mapping[str, Any]
 ) -> None:
-    """The inverse of `get_fp32_model_state_dict`: stores float32 weights in the model's parameters and their compensation.
+    """The inverse of `get_fp32_model_state_dict`: stores float32 weights in the model's parameters
+    and their compensation.
 
-    Works on an optimizer that has never stepped. A collective under FSDP1. Tensors that are not in `state_dict` stay; step and moments are not touched.
+    Works on an optimizer that has never stepped. A collective under FSDP1. Tensors that are not in
+    `state_dict` stay; step and moments are not touched.
 
     Raises:
-        ValueError: a name that the model does not have, another shape, or another dtype than float32 (than the model's, of integers). Nothing is
-            changed then.
+        ValueError: a name that the model does not have, another shape, or another dtype than
+            float32 (than the model's, of integers). Nothing is changed then.
     """
     opt.init_state()
     kept = _kept(opt)
@@ -73,8 +76,8 @@ def set_fp32_model_state_dict(
         floating = value.dtype.is_floating_point
         if floating and given.dtype != torch.float32:
             raise ValueError(
-                f"{name!r} is {given.dtype}, not float32: its low bits are gone already, and storing it would clear those kept here; "
-                "use .float() if that is meant"
+                f"{name!r} is {given.dtype}, not float32: its low bits are gone already, and "
+                "storing it would clear those kept here; use .float() if that is meant"
             )
         if not floating and given.dtype != value.dtype:
             raise ValueError(f"{name!r} is {given.dtype}, the model's {value.dtype}")
@@ -93,7 +96,9 @@ def set_fp32_model_state_dict(
 
 @torch.no_grad()
 def store_precise(p: Tensor, lay: Layout, opt: LowbitOptimizer, values: Tensor) -> None:
-    """Stores local float32 `values`, of a flat shard the rows that it touches, as parameter p and its compensation."""
+    """Stores local float32 `values`, of a flat shard the rows that it touches,
+    as parameter p and its compensation.
+    """
     assert lay.compensation is not None
     local = sharding.local(p)
     flat = values.to(torch.float32).cpu().contiguous()
@@ -112,16 +117,20 @@ def to_master_free(
     *,
     dtype: torch.dtype = torch.bfloat16,
 ) -> LowbitOptimizer:
-    """Turns a float32 model (its weights, or master weights that were loaded into it) into a 16-bit one in place, and makes its optimizer; no bit
-    that the parameter format can hold is lost. Parameters that need no gradient have no format and are rounded. Gradients are dropped.
+    """Turns a float32 model (its weights, or master weights that were loaded into it) into a 16-bit
+    one in place, and makes its optimizer; no bit that the parameter format can hold is lost.
+    Parameters that need no gradient have no format and are rounded. Gradients are dropped.
 
-    Under FSDP1 it is refused: there, wrap a 16-bit model, bind its optimizer, and give the weights to `set_fp32_model_state_dict`.
+    Under FSDP1 it is refused: there, wrap a 16-bit model, bind its optimizer, and give the weights
+    to `set_fp32_model_state_dict`.
 
-    Batch and instance norms stay float32, as their running statistics do: torch takes no norm whose weights and statistics differ in dtype.
+    Batch and instance norms stay float32, as their running statistics do: torch takes no norm whose
+    weights and statistics differ in dtype.
 
     Args:
-        make: called with the model's named parameters once they are 16-bit: `lambda params: lowbit.AdamW(params, param_format="bfloat16_split16")`.
-            Where there are norms that stay float32 it gets two groups of them instead, the second with param_format="auto".
+        make: called with the model's named parameters once they are 16-bit: `lambda params:
+            lowbit.AdamW(params, param_format="bfloat16_split16")`. Where there are norms that stay
+            float32 it gets two groups of them instead, the second with param_format="auto".
         dtype: of the parameters from then on; buffers stay.
 
     Returns:
@@ -129,8 +138,9 @@ def to_master_free(
     """
     if any(sharding.is_flat(p) for p in model.parameters()):
         raise ValueError(
-            "to_master_free cannot change the dtype of what FSDP1 (FullyShardedDataParallel) has flattened: wrap a model that is 16-bit already, "
-            "lowbit.fsdp1.bind its optimizer, and give the float32 weights to lowbit.set_fp32_model_state_dict; or use fully_shard"
+            "to_master_free cannot change the dtype of what FSDP1 (FullyShardedDataParallel) has "
+            "flattened: wrap a model that is 16-bit already, lowbit.fsdp1.bind its optimizer, and "
+            "give the float32 weights to lowbit.set_fp32_model_state_dict; or use fully_shard"
         )
     norms = {id(p) for m in model.modules() if isinstance(m, _NormBase) for p in m.parameters()}
     values = {}
@@ -152,7 +162,9 @@ def to_master_free(
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:
-    """The model inside DDP, DataParallel and torch.compile. A submodule that is merely called `module` stays."""
+    """The model inside DDP, DataParallel and torch.compile.
+    A submodule that is merely called `module` stays.
+    """
     while True:
         if isinstance(getattr(model, _COMPILED, None), nn.Module):
             model = getattr(model, _COMPILED)
@@ -163,8 +175,8 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _entries(model: nn.Module, opt: LowbitOptimizer) -> dict[str, Any]:
-    """The live parameters and buffers by name, tied ones under each, and whatever else the state dict has; under FSDP1 pieces, the optimizer's own
-    where it has them."""
+    """The live parameters and buffers by name, tied ones under each, and whatever else the state
+    dict has; under FSDP1 pieces, the optimizer's own where it has them."""
     flat_shards = list(sharding.flat_shards_of(model, clean_name))
     if not flat_shards:
         entries = _unwrapped(model).state_dict(keep_vars=True)

@@ -40,46 +40,56 @@ def load_optimizer(
     optimizer: str | None = None,
     storage_options: StorageOptions = None,
 ) -> None:
-    """Loads optimizer state from `path` into `opt`, whatever the two are sharded by, and whoever wrote it; float moments are quantized on the way.
+    """Loads optimizer state from `path` into `opt`, whatever the two are sharded by, and whoever
+    wrote it; float moments are quantized on the way.
 
-    Each rank reads only the rows of its own shards, piece by piece and without executing anything, into the state that is there: nothing else is
-    in memory. Where state is kept under scales of whole rows, columns or tensors, every rank must call this, since the scales are shared.
+    Each rank reads only the rows of its own shards, piece by piece and without executing anything,
+    into the state that is there: nothing else is in memory. Where state is kept under scales of
+    whole rows, columns or tensors, every rank must call this, since the scales are shared.
 
     Args:
-        opt: a lowbit optimizer. Its parameters are found by name, so build it from named parameters (`model.named_parameters()`,
-            `lowbit.param_groups(model)`), or pass `model`.
-        path: a file of `torch.save` or safetensors, or a directory of `torch.distributed.checkpoint`, nested or flattened; the optimizer state
-            dict lies there by itself or under a name of its own, such as 'optimizer' or 'optim'. Or the URL of one in an object store, such as
-            "s3://bucket/run/step-1000": docs/object-stores.md.
-        model: names parameters where the optimizer does not, and tells their order where the checkpoint only numbers them: the numbers of one
-            group, as of `torch.optim.AdamW(model.parameters())`, are those of `model.parameters()`, all of them or the trained ones. Without it,
-            and where the checkpoint has several groups, numbers are taken in the optimizer's order; its groups must then have as many parameters.
-        optimizer: where the checkpoint has several, the path of the one to load, such as "generator" or "optimizers.0"; "" is the top. None (default)
-            loads the only one.
+        opt: a lowbit optimizer. Its parameters are found by name, so build it from named parameters
+            (`model.named_parameters()`, `lowbit.param_groups(model)`), or pass `model`.
+        path: a file of `torch.save` or safetensors, or a directory of
+            `torch.distributed.checkpoint`, nested or flattened; the optimizer state dict lies there
+            by itself or under a name of its own, such as 'optimizer' or 'optim'. Or the URL of one
+            in an object store, such as "s3://bucket/run/step-1000": docs/object-stores.md.
+        model: names parameters where the optimizer does not, and tells their order where the
+            checkpoint only numbers them: the numbers of one group, as of
+            `torch.optim.AdamW(model.parameters())`, are those of `model.parameters()`, all of them
+            or the trained ones. Without it, and where the checkpoint has several groups, numbers
+            are taken in the optimizer's order; its groups must then have as many parameters.
+        optimizer: where the checkpoint has several, the path of the one to load, such as
+            "generator" or "optimizers.0"; "" is the top. None (default) loads the only one.
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
-    Warns as `load_state_dict` does: of a checkpoint without state, and of settings in which the groups that come together here differ.
+    Warns as `load_state_dict` does: of a checkpoint without state, and of settings in which the
+    groups that come together here differ.
 
     Raises:
         TypeError: `opt` is no optimizer of lowbit, `path` no path, or `optimizer` no text.
-        ValueError: the checkpoint has several optimizers and `optimizer` is None, or none under that name; a parameter has no state there, or state of an
-            unknown layout; or it cannot be known which parameter is which. Nothing was changed.
-        CheckpointError: the checkpoint is damaged. Where that shows only while values are read, some of them are loaded already: load another
-            checkpoint, or build the optimizer anew.
+        ValueError: the checkpoint has several optimizers and `optimizer` is None, or none under
+            that name; a parameter has no state there, or state of an unknown layout; or it cannot
+            be known which parameter is which. Nothing was changed.
+        CheckpointError: the checkpoint is damaged. Where that shows only while values are read,
+            some of them are loaded already: load another checkpoint, or build the optimizer anew.
         FileNotFoundError: there is nothing at `path`.
         ImportError: lowbit was built without its checkpoint module.
     """
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(
-            f"load_optimizer loads into an optimizer of lowbit, such as lowbit.AdamW, not into {_kind(opt)}"
+            "load_optimizer loads into an optimizer of lowbit, such as lowbit.AdamW, not into "
+            f"{_kind(opt)}"
         )
     if not isinstance(path, str | os.PathLike):
         raise TypeError(
-            f"load_optimizer takes the path of a checkpoint, not {_kind(path)}; opt.load_state_dict takes a state dict"
+            f"load_optimizer takes the path of a checkpoint, not {_kind(path)}; "
+            "opt.load_state_dict takes a state dict"
         )
     if optimizer is not None and not isinstance(optimizer, str):
         raise TypeError(
-            f"optimizer= takes a name of an optimizer in the checkpoint, such as 'optimizers.0', not {_kind(optimizer)}"
+            "optimizer= takes a name of an optimizer in the checkpoint, such as 'optimizers.0', "
+            f"not {_kind(optimizer)}"
         )
     remote, path = is_url(path), os.fspath(path)
     if remote:
@@ -104,13 +114,16 @@ def load_optimizer(
                 raise
             advice = "" if model else "; pass model= where they are in the order of the model"
             raise ValueError(
-                f"{error}; {path} numbers its parameters, and they were taken in this optimizer's order{advice}"
+                f"{error}; {path} numbers its parameters, and they were taken in this optimizer's "
+                f"order{advice}"
             ) from error
     checkpoint.finish()
 
 
 def _exists(path: bytes) -> bool:
-    """Whether there is something at a path, or a file on the way to it: a zip, in which the reader looks."""
+    """Whether there is something at a path, or a file on the way to it: a zip,
+    in which the reader looks.
+    """
     try:
         os.lstat(path)
     except NotADirectoryError:
@@ -125,26 +138,32 @@ def _kind(value: object) -> str:
 
 
 def _hyper(opt: LowbitOptimizer) -> list[str]:
-    """Group entries that a checkpoint may set: all that the optimizer has but how state is laid out."""
+    """Group entries that a checkpoint may set: all that the optimizer has but how state is laid
+    out.
+    """
     return ["initial_lr", *(key for key in opt.defaults if key not in STRUCTURE)]
 
 
 def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
-    """What the optimizer state means; ValueError where it is not known which one is meant, or whose it is."""
+    """What the optimizer state means; ValueError where it is not known which one is meant,
+    or whose it is.
+    """
     roots = checkpoint.optimizers
     if not roots:
         raise ValueError(
-            f"{checkpoint.path} holds no optimizer state dict: expected 'state' and 'param_groups', by themselves or under a name such as 'optimizer' or "
-            "'optim'"
+            f"{checkpoint.path} holds no optimizer state dict: expected 'state' and "
+            "'param_groups', by themselves or under a name such as 'optimizer' or 'optim'"
         )
     names = ", ".join(sorted(map(repr, roots)))
     if optimizer is None and len(roots) > 1:
         raise ValueError(
-            f"{checkpoint.path} holds {len(roots)} optimizers, {names}: optimizer= says which one to load"
+            f"{checkpoint.path} holds {len(roots)} optimizers, {names}: "
+            "optimizer= says which one to load"
         )
     if optimizer is not None and optimizer not in roots:
         raise ValueError(
-            f"{checkpoint.path} holds no optimizer under {optimizer!r}; those that it holds: {names}"
+            f"{checkpoint.path} holds no optimizer under {optimizer!r}; "
+            f"those that it holds: {names}"
         )
     try:
         model = checkpoint.model
@@ -181,9 +200,8 @@ def _states_and_settings(
         known = sources.get(number)
         if known is None and settings and not checkpoint.model.flattened:
             known = [settings[number] if number < len(settings) else settings[0]]
-        kept = {
-            key: value for key, value in group.items() if key != "params"
-        }  # a file without groups
+        # a file without groups
+        kept = {key: value for key, value in group.items() if key != "params"}
         made.append(agreed(number, group, known, _hyper(opt)) if known else kept)
     states = [None if param is None else _state_of(checkpoint, param) for param in params]
     return states, made
@@ -192,15 +210,20 @@ def _states_and_settings(
 def _settings(
     checkpoint: Checkpoint, number: int, group: Group, defaults: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """A group's settings: tensors where the file has tensors, tuples where the optimizer has them. None that stands for a number is left out."""
+    """A group's settings: tensors where the file has tensors, tuples where the optimizer has them.
+    None that stands for a number is left out.
+    """
     made = {
-        key: tuple(value) if isinstance(defaults.get(key), tuple) and isinstance(value, list) else value
+        key: tuple(value)
+        if isinstance(defaults.get(key), tuple) and isinstance(value, list)
+        else value
         for key, value in group.settings.items()
         if value is not None or defaults.get(key) is None or isinstance(defaults[key], bool)
-    }  # fmt: skip
+    }
     if missing := sorted(group.settings.keys() - made.keys()):
         warnings.warn(
-            f"group {number} of {checkpoint.path} has None for {', '.join(missing)}: this optimizer keeps its own",
+            f"group {number} of {checkpoint.path} has None for {', '.join(missing)}: this "
+            "optimizer keeps its own",
             stacklevel=outside(),
         )
     for path, name in group.tensors:
@@ -220,7 +243,9 @@ def _put(into: Any, path: Sequence[str | int], value: Any) -> Any:
 
 
 def _state_of(checkpoint: Checkpoint, param: Param) -> dict[str, Any]:
-    """A parameter's state under lowbit's keys: the very tensors where the file has them, else values, and codes where they are ours bit for bit."""
+    """A parameter's state under lowbit's keys: the very tensors where the file has them, else
+    values, and codes where they are ours bit for bit.
+    """
     made: dict[str, Any] = {
         name: torch.tensor(value, dtype=torch.float32)
         if isinstance(value, float) and name != "step"
@@ -249,13 +274,22 @@ def _codes(checkpoint: Checkpoint, state: State, codes: Codes) -> dict[str, Lazy
         return made  # nothing is lost by its values
     for end, dtype, width, scales in (
         ("", info["dtype"], -(-codes.cols * codes.bits // 8), False),
-        ("_scale", info["scale_dtype"], -(-codes.cols // codes.block) * info["scale_numbers"], True),
-    ):  # fmt: skip
+        (
+            "_scale",
+            info["scale_dtype"],
+            -(-codes.cols // codes.block) * info["scale_numbers"],
+            True,
+        ),
+    ):
         kind = getattr(torch, dtype)
 
         def read(
-            offset: tuple[int, ...], shape: tuple[int, ...], kind: Any = kind, width: int = width, scales: bool = scales
-        ) -> bytearray:  # fmt: skip
+            offset: tuple[int, ...],
+            shape: tuple[int, ...],
+            kind: Any = kind,
+            width: int = width,
+            scales: bool = scales,
+        ) -> bytearray:
             rows = checkpoint.read_codes(state, offset[0], offset[0] + shape[0], scales=scales)
             if shape[1] == width:
                 return rows

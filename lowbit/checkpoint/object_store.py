@@ -1,4 +1,6 @@
-"""Checkpoints in object stores, read through fsspec: what a path is that begins like "s3://". C++ asks here for each range of bytes."""
+"""Checkpoints in object stores, read through fsspec: what a path is that begins like "s3://". C++
+asks here for each range of bytes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,17 @@ from lowbit.checkpoint.paths import Path, bytes_of
 StorageOptions = Mapping[str, Any] | None
 MISSING, OBJECT, FOLDER = range(3)
 # By what a store tells that an object was written anew, the surest first.
-VERSIONS = ("ETag", "etag", "generation", "version_id", "LastModified", "last_modified", "updated", "mtime", "created")  # fmt: skip
+VERSIONS = (
+    "ETag",
+    "etag",
+    "generation",
+    "version_id",
+    "LastModified",
+    "last_modified",
+    "updated",
+    "mtime",
+    "created",
+)
 
 
 class Entry(NamedTuple):
@@ -33,14 +45,17 @@ class Entry(NamedTuple):
 URL = re.compile(rb"[A-Za-z0-9+.:-]+://")  # as is_url of C++ has it
 LOCAL = (b"file://", b"local://")
 ONE_SLASH = re.compile(rb"([A-Za-z][A-Za-z0-9+.-]+:)/[^/]")  # what pathlib makes of a URL
-SECRET = re.compile(rb"://[^/@]*:[^/@]*@|[?&](?:x-amz-signature|x-goog-signature|signature|sig)=", re.I)  # fmt: skip
+SECRET = re.compile(
+    rb"://[^/@]*:[^/@]*@|[?&](?:x-amz-signature|x-goog-signature|signature|sig)=", re.I
+)
 
 
 def is_url(path: Path) -> bool:
     """Whether a path is a URL of a store; "file://" is a path. What takes one asks here first.
 
     Raises:
-        CheckpointError: it is one that has a password, that names nothing, or that went through pathlib.
+        CheckpointError: it is one that has a password, that names nothing,
+            or that went through pathlib.
     """
     name = bytes_of(path)
     lost = ONE_SLASH.match(name) if isinstance(path, pathlib.PurePath) else None
@@ -55,8 +70,8 @@ def is_url(path: Path) -> bool:
         return False
     if SECRET.search(name):
         raise CheckpointError(
-            f"{os.fsdecode(scheme[0])}...: the URL has a password or a signature, which errors and .metadata would show; "
-            f"pass it by storage_options=",
+            f"{os.fsdecode(scheme[0])}...: the URL has a password or a signature, which errors "
+            "and .metadata would show; pass it by storage_options=",
             code=2,
         )
     if not name[scheme.end() :].strip(b"/"):
@@ -107,7 +122,10 @@ class Location:
         except Exception as error:
             raise failed(self.url_of(name), "open it", error) from error
         if said["type"] == "file" and said.get("size") is None:
-            raise CheckpointError(f"{self.url_of(name)}: its store does not tell its size, without which it is not read")  # fmt: skip
+            raise CheckpointError(
+                f"{self.url_of(name)}: its store does not tell its "
+                "size, without which it is not read"
+            )
         return _entry(name, said)
 
     def list(self) -> list[Entry]:
@@ -141,8 +159,9 @@ class Location:
             raise failed(self.url_of(name), f"read bytes {begin}-{end - 1}", error) from error
         if len(got) != end - begin:
             raise CheckpointError(
-                f"{self.url_of(name)}: returned {len(got)} bytes for range {begin}-{end - 1}: the object changed, or the store does not support "
-                f"range requests; read again or copy it to disk",
+                f"{self.url_of(name)}: returned {len(got)} bytes for range {begin}-{end - 1}: the "
+                "object changed, or the store does not support range requests; read again or "
+                "copy it to disk",
                 code=3,
             )
         return got
@@ -165,7 +184,9 @@ def connect(url: str, storage_options: StorageOptions = None) -> Location:
     try:
         from fsspec.core import url_to_fs
     except ImportError as error:
-        raise ImportError(f"{url}: object stores are read by fsspec: pip install 'lowbit[fsspec]'") from error  # fmt: skip
+        raise ImportError(
+            f"{url}: object stores are read by fsspec: pip install 'lowbit[fsspec]'"
+        ) from error
     try:
         fs, path = url_to_fs(url, **dict(storage_options or {}))
     except ImportError as error:
@@ -176,13 +197,20 @@ def connect(url: str, storage_options: StorageOptions = None) -> Location:
 
 
 _LOCK = threading.Lock()
-# By URL, as long as somebody has it open. No finalizer touches it: the garbage collector may run inside the lock, in the thread that has it.
+# By URL, as long as somebody has it open. No finalizer touches it: the garbage collector may run
+# inside the lock, in the thread that has it.
 _OPENED: weakref.WeakValueDictionary[str, Location] = weakref.WeakValueDictionary()
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Whether two file systems were asked for in the same words; fsspec makes another for each thread."""
-    return type(a) is type(b) and a.storage_args == b.storage_args and a.storage_options == b.storage_options  # fmt: skip
+    """Whether two file systems were asked for in the same words;
+    fsspec makes another for each thread.
+    """
+    return (
+        type(a) is type(b)
+        and a.storage_args == b.storage_args
+        and a.storage_options == b.storage_options
+    )
 
 
 class Opened:
@@ -207,7 +235,8 @@ class Opened:
         else:
             del known  # the traceback would keep it open
             raise ValueError(
-                f"{url} is open with other storage_options: drop the Checkpoint or Reader that has it first"
+                f"{url} is open with other storage_options: drop the "
+                "Checkpoint or Reader that has it first"
             )
 
     def __enter__(self) -> bytes:

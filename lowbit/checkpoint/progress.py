@@ -8,7 +8,9 @@ Progress = Callable[[int, int], bool | None]
 
 
 class Shown:
-    """A progress callback out of what callers give; for True a bar that goes when the work is done."""
+    """A progress callback out of what callers give;
+    for True a bar that goes when the work is done.
+    """
 
     def __init__(self, progress: Progress | bool | None, label: str) -> None:
         self.progress, self.label, self.bar = progress, label, None
@@ -44,7 +46,9 @@ class Steps:
         self.progress, self.total, self.done = progress, total, 0
 
     def next(self, size: int) -> Progress | None:
-        """What a call is given that does `size` bytes of the total, by whatever bytes it counts itself."""
+        """What a call is given that does `size` bytes of the total,
+        by whatever bytes it counts itself.
+        """
         progress, before = self.progress, self.done
         self.done += size
         if progress is None:

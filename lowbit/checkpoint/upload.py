@@ -1,4 +1,6 @@
-"""Checkpoints written to object stores, which have no rename: what the name shows is whole at every moment."""
+"""Checkpoints written to object stores,
+which have no rename: what the name shows is whole at every moment.
+"""
 
 from __future__ import annotations
 
@@ -27,16 +29,18 @@ from lowbit.checkpoint.paths import Path, bytes_of
 INDEX, DIGESTS = ".metadata", "lowbit.json"
 DATA = re.compile(r"__\d+_(\d+)\.distcp")
 RANK = re.compile(r"__\d+\.metadata")
-# What may be replaced begins like a zip, a pickle or a page; safetensors has a length below 2^48 and a brace.
+# What may be replaced begins like a zip, a pickle or a page;
+# safetensors has a length below 2^48 and a brace.
 HEADS = (b"PK", b"\x80", b"<!doctype")
 
 
 class Upload:
     """A checkpoint on its way to a URL.
 
-    Objects of data come first, under names that no object there has, so that they change nothing that a reader sees. `.metadata` is one
-    object, and put last: with it the checkpoint is there, or is another one. What an older checkpoint had is removed after that. Who is killed
-    before leaves objects that nothing names; the next write to the URL removes them.
+    Objects of data come first, under names that no object there has, so that they change nothing
+    that a reader sees. `.metadata` is one object, and put last: with it the checkpoint is there, or
+    is another one. What an older checkpoint had is removed after that. Who is killed before leaves
+    objects that nothing names; the next write to the URL removes them.
 
     Raises:
         CheckpointError: the URL may not be replaced, or cannot be written.
@@ -46,8 +50,15 @@ class Upload:
         self.url = url.rstrip("/")
         self.location = connect(self.url, storage_options)
 
-    def check(self, overwrite: bool, folder: bool | None, advice: str = "force=True replaces it", fill: bool = False) -> None:  # fmt: skip
-        """Whether a checkpoint may be written here, as a folder or an object; None: it is not known yet.
+    def check(
+        self,
+        overwrite: bool,
+        folder: bool | None,
+        advice: str = "force=True replaces it",
+        fill: bool = False,
+    ) -> None:
+        """Whether a checkpoint may be written here, as a folder or an object;
+        None: it is not known yet.
 
         Args:
             fill: also between other objects where there is no checkpoint yet.
@@ -66,10 +77,14 @@ class Upload:
             return
         if not overwrite:
             raise CheckpointError(f"{self.url} exists; {advice}", code=2)
-        if not (self._is_file() if kind == OBJECT else INDEX in there or any(map(DATA.fullmatch, there))):  # fmt: skip
+        if not (
+            self._is_file() if kind == OBJECT else INDEX in there or any(map(DATA.fullmatch, there))
+        ):
             raise CheckpointError(
-                f"{self.url} exists and holds something else than a checkpoint, which is not replaced", code=2
-            )  # fmt: skip
+                f"{self.url} exists and holds something else than a "
+                "checkpoint, which is not replaced",
+                code=2,
+            )
 
     def _is_file(self) -> bool:
         size = min(self.location.info("").size, 9)
@@ -111,14 +126,16 @@ class Upload:
 
         Args:
             data: the objects that are there already, and their bytes.
-            index, digests: the contents of `.metadata` and, where there are digests, of `lowbit.json`.
+            index, digests: the contents of `.metadata` and, where there are digests,
+                of `lowbit.json`.
         """
         there = self._entries()
         for name, size in data.items():
             if name not in there or there[name].size != size:
                 found = f"{there[name].size} bytes" if name in there else "nothing"
                 raise CheckpointError(
-                    f"{self.location.url_of(name)}: {size} bytes were written, and {found} is there; the checkpoint was not published"
+                    f"{self.location.url_of(name)}: {size} bytes were written, and {found} is "
+                    "there; the checkpoint was not published"
                 )
         # Digests of another checkpoint would call this one damaged: without them it loads.
         replaced = INDEX in there or any(map(RANK.fullmatch, there))
@@ -129,11 +146,17 @@ class Upload:
         self._pipe(INDEX, index)
         if digests is not None and replaced:
             self._pipe(DIGESTS, digests)
-        self._remove([n for n in there if (DATA.fullmatch(n) and n not in data) or RANK.fullmatch(n)])  # fmt: skip
+        self._remove(
+            [n for n in there if (DATA.fullmatch(n) and n not in data) or RANK.fullmatch(n)]
+        )
 
     def folder(self, local: str) -> None:
         """A whole directory of torch.distributed.checkpoint from the local disk."""
-        data = {n: os.path.getsize(os.path.join(local, n)) for n in sorted(os.listdir(local)) if DATA.fullmatch(n)}  # fmt: skip
+        data = {
+            n: os.path.getsize(os.path.join(local, n))
+            for n in sorted(os.listdir(local))
+            if DATA.fullmatch(n)
+        }
         begun: list[str] = []
         try:
             for name in data:
@@ -144,11 +167,17 @@ class Upload:
                 self._remove(begun)
             raise
         digests = os.path.join(local, DIGESTS)
-        self.publish(data, _content(os.path.join(local, INDEX)), _content(digests) if os.path.exists(digests) else None)  # fmt: skip
+        self.publish(
+            data,
+            _content(os.path.join(local, INDEX)),
+            _content(digests) if os.path.exists(digests) else None,
+        )
 
 
 def is_folder(target: Path, container: str) -> bool | None:
-    """Whether `convert` writes a folder, by the rules of container_of in C++; None: as the source is."""
+    """Whether `convert` writes a folder, by the rules of container_of in C++;
+    None: as the source is.
+    """
     if container:
         return container in ("dcp", "universal")
     ends = (b".pt", b".pth", b".bin", b".ckpt", b".safetensors")
@@ -161,13 +190,17 @@ def _content(path: str) -> bytes:
 
 
 def _local_name(url: str) -> str:
-    """The last name of a URL, with the end that tells the container; a store takes longer names than a disk."""
+    """The last name of a URL, with the end that tells the container;
+    a store takes longer names than a disk.
+    """
     name = url.rpartition("/")[2]
     return name if len(os.fsencode(name)) < 256 else name[-60:]
 
 
 class Target:
-    """Where a command writes: the target itself, or a place on the local disk from where it is uploaded."""
+    """Where a command writes: the target itself,
+    or a place on the local disk from where it is uploaded.
+    """
 
     def __init__(self, path: bytes, options: dict[str, Any], url: str = "") -> None:
         self.path, self.options, self.url = path, options, url
@@ -180,8 +213,14 @@ class Target:
 
 @contextlib.contextmanager
 def written(
-    storage_options: StorageOptions, target: Path, sources: Sequence[Path], *, folder: bool | None, force: bool, dry_run: bool
-) -> Iterator[Target]:  # fmt: skip
+    storage_options: StorageOptions,
+    target: Path,
+    sources: Sequence[Path],
+    *,
+    folder: bool | None,
+    force: bool,
+    dry_run: bool,
+) -> Iterator[Target]:
     """A target, for the length of a command. What is for a URL is written to TMPDIR, then uploaded.
 
     Args:
@@ -200,7 +239,11 @@ def written(
     for source in sources:
         within = url.startswith(f"{os.fsdecode(bytes_of(source)).rstrip('/')}/")
         if within and upload.location.info("").kind == OBJECT:
-            raise CheckpointError(f"{url} lies in the source {os.fsdecode(bytes_of(source))}, of which it may be a part; choose another target", code=2)  # fmt: skip
+            raise CheckpointError(
+                f"{url} lies in the source {os.fsdecode(bytes_of(source))}, of which it may be a "
+                "part; choose another target",
+                code=2,
+            )
     upload.check(force, folder)
     with tempfile.TemporaryDirectory(prefix="lowbit-") as scratch:
         local = os.path.join(scratch, _local_name(url))
@@ -212,7 +255,11 @@ def written(
             if local not in error.text:
                 raise
             # Only an I/O error is about the local copy.
-            text = f"{url} is written to TMPDIR first: {error.text}" if error.code == 1 else error.text.replace(local, url)  # fmt: skip
+            text = (
+                f"{url} is written to TMPDIR first: {error.text}"
+                if error.code == 1
+                else error.text.replace(local, url)
+            )
             file = error.file if error.code == 1 else error.file.replace(local, url)
             raise CheckpointError(text, error.code, file, *error.args[3:]) from error
         if dry_run:

@@ -1,7 +1,8 @@
 """Names that people know from bitsandbytes, for optimizers of the same meaning here.
 
-Where bitsandbytes' optimizer differs from what its name says (its Adam decouples weight decay, its RMSprop and Adagrad leave decay out of the
-numerator, its SGD ignores dampening and nesterov, its LAMB and LARS do not run in 8 bits on a GPU), these do what the name says. Its Adam8bit and
+Where bitsandbytes' optimizer differs from what its name says (its Adam decouples weight decay, its
+RMSprop and Adagrad leave decay out of the numerator, its SGD ignores dampening and nesterov, its
+LAMB and LARS do not run in 8 bits on a GPU), these do what the name says. Its Adam8bit and
 AdamW8bit are in torchao.py, which has the same names.
 """
 
@@ -36,7 +37,8 @@ def refuse_keywords(name: str, options: Iterable[str]) -> None:
     if found := [key for key in options if key in _BITSANDBYTES]:
         instead = "; ".join(f"in place of {key} write {_BITSANDBYTES[key]}" for key in found)
         raise TypeError(
-            f"lowbit.{name} takes the arguments of lowbit, not bitsandbytes' {', '.join(found)}: {instead}"
+            f"lowbit.{name} takes the arguments of lowbit, not bitsandbytes' "
+            f"{', '.join(found)}: {instead}"
         )
 
 
@@ -44,7 +46,9 @@ class _BitsandbytesName(LowbitOptimizer):
     """An optimizer under its bitsandbytes name."""
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Sets the signature that editors, trainers and `inspect` see: the optimizer's own arguments."""
+        """Sets the signature that editors,
+        trainers and `inspect` see: the optimizer's own arguments.
+        """
         _, *own = inspect.signature(super().__init__).parameters.values()
         cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         super().__init_subclass__(**keywords)
@@ -73,7 +77,9 @@ class Adagrad8bit(_BitsandbytesName, Adagrad):
 
 
 class AdEMAMix8bit(_BitsandbytesName, AdEMAMix):
-    """`AdEMAMix` with 8-bit state, under bitsandbytes' name; the slow average is bfloat16, as `AdEMAMix` says."""
+    """`AdEMAMix` with 8-bit state, under bitsandbytes' name; the slow average is bfloat16,
+    as `AdEMAMix` says.
+    """
 
 
 class LAMB8bit(_BitsandbytesName, LAMB):

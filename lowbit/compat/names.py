@@ -1,4 +1,6 @@
-"""Names of other libraries' optimizers that lowbit writes otherwise: asking for one says what to write."""
+"""Names of other libraries' optimizers that lowbit writes otherwise: asking for one says what to
+write.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ _PINNED = " ('pinned' keeps the state in host memory for good)"
 _RULES = ("Adam", "AdamW", "AdEMAMix", "Adagrad", "LAMB", "LARS", "Lion", "RMSprop", "SGD")
 _OTHERS = {
     "PytorchLARS": "lowbit.LARS(...)",
-    "GlobalOptimManager": "overrides=lowbit.override('*.NAME', full_precision=True), or opt.override_quantize_enable(module, 'weight', False)",
+    "GlobalOptimManager": (
+        "overrides=lowbit.override('*.NAME', full_precision=True), or "
+        "opt.override_quantize_enable(module, 'weight', False)"
+    ),
     "CPUOffloadOptimizer": "lowbit.AdamW(..., state_memory='pinned')",
 }
 
@@ -33,15 +38,16 @@ def missing(name: str) -> NoReturn:
     """`lowbit.__getattr__`: raises for a name that lowbit does not have.
 
     Raises:
-        AttributeError: says what to write. Where the name is imported, an ImportError says it, which Python would
-            otherwise word itself.
+        AttributeError: says what to write. Where the name is imported, an ImportError says it,
+            which Python would otherwise word itself.
     """
     said = instead(name)
     if said is None:
         raise AttributeError(f"module 'lowbit' has no attribute {name!r}{_near(name)}")
     message = f"lowbit has no {name}: write {said}"
     if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
-        # `from lowbit import NAME` asks here first; what it raises after an AttributeError says nothing.
+        # `from lowbit import NAME` asks here first;
+        # what it raises after an AttributeError says nothing.
         raise ImportError(message)
     raise AttributeError(message)
 

@@ -27,21 +27,26 @@ class _TorchaoName(LowbitOptimizer):
 
     Args:
         block_size: the block length of all states; None (default) keeps the preset's.
-        bf16_stochastic_round: False rounds bfloat16 parameters to nearest; True and None (default) round
-            stochastically.
+        bf16_stochastic_round: False rounds bfloat16 parameters to nearest;
+            True and None (default) round stochastically.
     """
 
     _preset = "8bit"
 
     def __init_subclass__(cls, **keywords: Any) -> None:
-        """Sets the signature that editors, trainers and `inspect` see: its own arguments and torchao's two."""
+        """Sets the signature that editors,
+        trainers and `inspect` see: its own arguments and torchao's two.
+        """
         _, *own = inspect.signature(super().__init__).parameters.values()
         two = [
-            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=f"{kind} | None")
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=f"{kind} | None"
+            )
             for name, kind in (("block_size", "int"), ("bf16_stochastic_round", "bool"))
-        ]  # fmt: skip
+        ]
         at = [p.name for p in own].index("state_format")
-        cls.__signature__ = inspect.Signature([*own[:at], *two, *own[at:]])  # type: ignore[attr-defined]
+        own[at:at] = two
+        cls.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
         super().__init_subclass__(**keywords)
 
     if not TYPE_CHECKING:  # a checker goes by the arguments of `_AdamW` and `_Adam`
@@ -123,8 +128,8 @@ class AdamW8bit(_TorchaoName, _AdamW):
 class Adam8bit(_TorchaoName, _Adam):
     """`Adam` with state_format="8bit", under bitsandbytes' and torchao's name.
 
-    It also takes torchao's `block_size` and `bf16_stochastic_round`. Its weight decay is L2; bitsandbytes' is
-    decoupled.
+    It also takes torchao's `block_size` and `bf16_stochastic_round`. Its weight decay is L2;
+    bitsandbytes' is decoupled.
     """
 
     _preset = "8bit"

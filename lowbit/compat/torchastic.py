@@ -11,10 +11,11 @@ from lowbit.gradients.accumulate import accumulate
 
 
 class StochasticAccumulator:
-    """`accumulate(model)` under the names of torchastic's StochasticAccumulator: bfloat16 buffers, stochastic rounding.
+    """`accumulate(model)` under the names of torchastic's StochasticAccumulator: bfloat16 buffers,
+    stochastic rounding.
 
-    After each backward pass the gradient is in its buffer and `p.grad` is None, until `reassign_grad_buffer`. It does
-    not support DDP: use `accumulate`.
+    After each backward pass the gradient is in its buffer and `p.grad` is None, until
+    `reassign_grad_buffer`. It does not support DDP: use `accumulate`.
     """
 
     @staticmethod
@@ -22,12 +23,14 @@ class StochasticAccumulator:
         """Installs a hook on every parameter. Call it once, on the model as it is trained.
 
         Raises:
-            ValueError: the model is wrapped in DDP, whose reducer would find no gradients; or as in `accumulate`.
+            ValueError: the model is wrapped in DDP, whose reducer would find no gradients;
+                or as in `accumulate`.
         """
         if sharding.is_ddp(model):
             raise ValueError(
-                "assign_hooks would move gradients before DistributedDataParallel reduces them; use "
-                "lowbit.accumulate(model) and run each micro-batch in `with accumulator.micro(last=...)`"
+                "assign_hooks would move gradients before DistributedDataParallel reduces them; "
+                "use lowbit.accumulate(model) and run each micro-batch in `with "
+                "accumulator.micro(last=...)`"
             )
         model._lowbit_accumulator = accumulate(model)  # type: ignore[assignment]
 

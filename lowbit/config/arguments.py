@@ -1,4 +1,6 @@
-"""Arguments that all optimizers share: their checks, with torch's messages, and the entries of every group."""
+"""Arguments that all optimizers share: their checks, with torch's messages,
+and the entries of every group.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,25 @@ from lowbit.config.overrides import check as check_overrides
 from lowbit.config.overrides import check_together
 from lowbit.config.types import ParamFormat, StateFormat, StateMemory
 
-# Group entries that decide the layout of state. The live optimizer's count; a loaded state dict does not change them.
+# Group entries that decide the layout of state. The live optimizer's count;
+# a loaded state dict does not change them.
 STRUCTURE = (
-    "state_format", "param_format", "full_precision", "overrides", "min_numel", "rank", "decoupled_weight_decay",
-    "use_muon", "split",
-)  # fmt: skip
+    "state_format",
+    "param_format",
+    "full_precision",
+    "overrides",
+    "min_numel",
+    "rank",
+    "decoupled_weight_decay",
+    "use_muon",
+    "split",
+)
 
 
 class Options(TypedDict, total=False):
-    """lowbit's own options, which every optimizer takes; `help(lowbit.AdamW)` shows what they mean."""
+    """lowbit's own options, which every optimizer takes;
+    `help(lowbit.AdamW)` shows what they mean.
+    """
 
     state_format: StateFormat
     param_format: ParamFormat
@@ -35,7 +47,9 @@ class Options(TypedDict, total=False):
 
 
 class AllOptions(Options, total=False):
-    """Those, and torch's that every optimizer takes too, where no optimizer of torch says in which order."""
+    """Those, and torch's that every optimizer takes too,
+    where no optimizer of torch says in which order.
+    """
 
     foreach: bool | None
     maximize: bool
@@ -58,10 +72,12 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def lists(options: type, defaults: Mapping[str, Any] = DEFAULTS) -> Callable[[_Init], _Init]:
-    """For a constructor that ends in `**options: Unpack[...]` of that TypedDict: `inspect.signature` and `help` show each of them, with its default.
+    """For a constructor that ends in `**options: Unpack[...]` of that TypedDict:
+    `inspect.signature` and `help` show each of them, with its default.
 
     Args:
-        defaults: of the options, in the order that signatures show them; those of every optimizer by default.
+        defaults: of the options, in the order that signatures show them;
+            those of every optimizer by default.
     """
     kinds = options.__annotations__
     listed = [
@@ -78,7 +94,8 @@ def lists(options: type, defaults: Mapping[str, Any] = DEFAULTS) -> Callable[[_I
     def shown(init: _Init) -> _Init:
         signature = inspect.signature(init)
         *own, _ = signature.parameters.values()
-        init.__signature__ = signature.replace(parameters=[*own, *listed])  # type: ignore[attr-defined]
+        every = [*own, *listed]
+        init.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
         return init
 
     return shown
@@ -105,7 +122,8 @@ def shared(
         if name not in DEFAULTS:
             known = [key for key in inspect.signature(type(opt)).parameters if key != "params"]
             raise TypeError(
-                f"{type(opt).__name__}.__init__() got an unexpected keyword argument {name!r}{did_you_mean(name, known)}"
+                f"{type(opt).__name__}.__init__() got an unexpected keyword argument "
+                f"{name!r}{did_you_mean(name, known)}"
             )
     given: dict[str, Any] = {**DEFAULTS, **options}
     state_memory = given.pop("state_memory")
@@ -126,7 +144,8 @@ def shared(
 
 
 def check_group(what: str, group: Mapping[str, Any]) -> None:
-    """Checks the options of the optimizer or of one group, so that a bad option fails here and not in the first step.
+    """Checks the options of the optimizer or of one group,
+    so that a bad option fails here and not in the first step.
 
     Args:
         what: the name of the optimizer or group in errors.
@@ -172,7 +191,8 @@ def check_shared(group: Mapping[str, Any]) -> None:
         raise ValueError(f"Invalid learning rate: {lr}")
     if group["differentiable"]:
         raise ValueError(
-            "differentiable=True is not supported: the state is not differentiable. Use torch.optim instead"
+            "differentiable=True is not supported: the state is not differentiable. Use "
+            "torch.optim instead"
         )
     if group["fused"] and group["foreach"]:
         raise RuntimeError("`fused` and `foreach` cannot be `True` together.")
@@ -187,16 +207,20 @@ def check_seed(seed: Any) -> None:
 
 
 def check_params(name: str, params: Any) -> None:
-    """Raises TypeError if a module was given in place of its parameters; `name` is the optimizer's."""
+    """Raises TypeError if a module was given in place of its parameters;
+    `name` is the optimizer's.
+    """
     if isinstance(params, nn.Module) and not isinstance(params, nn.ParameterList):
         what = type(params).__name__
         raise TypeError(
-            f"{name} takes parameters, not a model ({what}): pass lowbit.param_groups(model), model.named_parameters() or model.parameters()"
+            f"{name} takes parameters, not a model ({what}): pass lowbit.param_groups(model), "
+            "model.named_parameters() or model.parameters()"
         )
 
 
 def warn_of_typos(group: Mapping[str, Any], known: Iterable[str], warned: set[str]) -> None:
-    """Warns of an entry of a group that is nearly named as an option. Other unknown entries are the program's own.
+    """Warns of an entry of a group that is nearly named as an option.
+    Other unknown entries are the program's own.
 
     Args:
         group: the entries that were given.
@@ -211,7 +235,10 @@ def warn_of_typos(group: Mapping[str, Any], known: Iterable[str], warned: set[st
         inside = any(_has(parts, name.split("_")) for name in names)  # such as no_weight_decay
         meant = "" if inside else did_you_mean(key, names, cutoff=0.8)
         if meant:
-            message = f"a parameter group has an entry {key!r}, which is no option and has no effect{meant}"
+            message = (
+                f"a parameter group has an entry {key!r}, which is no option and has no "
+                f"effect{meant}"
+            )
             warn_once(warned, f"entry {key}", message)
 
 
@@ -233,7 +260,9 @@ def check_betas(betas: Sequence[float | Tensor], count: int = 2) -> None:
 def check_tensors(
     lr: float | Tensor, betas: Sequence[float | Tensor], foreach: bool | None, capturable: bool
 ) -> None:
-    """Raises ValueError, with torch's messages, where torch's Adam rejects a tensor as learning rate or beta."""
+    """Raises ValueError, with torch's messages,
+    where torch's Adam rejects a tensor as learning rate or beta.
+    """
     tensors = [isinstance(beta, Tensor) for beta in betas]
     if any(tensors) and not all(tensors):
         raise ValueError("betas must be either both floats or both Tensors")
@@ -268,7 +297,9 @@ def check_nesterov(group: Mapping[str, Any]) -> None:
 
 
 def check_flags(group: Mapping[str, Any], *names: str) -> None:
-    """Raises TypeError unless each of these options is true or false: the text "false" would be true. None is false, as in torch."""
+    """Raises TypeError unless each of these options is true or false: the text "false" would be
+    true. None is false, as in torch.
+    """
     for name in names:
         value = group[name]
         one = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
@@ -312,5 +343,7 @@ def pair(name: str, values: Any, optional: Sequence[int] = ()) -> Sequence[Any]:
 
 
 def number(lr: float | Tensor) -> float:
-    """The learning rate in `hyper`: 0 for a tensor, which the operator takes as a separate argument."""
+    """The learning rate in `hyper`: 0 for a tensor,
+    which the operator takes as a separate argument.
+    """
     return 0.0 if isinstance(lr, Tensor) else lr

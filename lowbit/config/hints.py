@@ -20,9 +20,14 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.7) -> str
 
 
 def outside() -> int:
-    """The stacklevel of the first caller that is neither lowbit nor torch, for a warning of the function that asks."""
+    """The stacklevel of the first caller that is neither lowbit nor torch,
+    for a warning of the function that asks.
+    """
     level, frame = 1, sys._getframe(1)
-    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in ("lowbit", "torch"):  # fmt: skip
+    while frame.f_back and frame.f_globals.get("__name__", "").partition(".")[0] in (
+        "lowbit",
+        "torch",
+    ):
         level, frame = level + 1, frame.f_back
     return level
 

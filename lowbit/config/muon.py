@@ -1,4 +1,6 @@
-"""Muon's own options: coefficients of Newton-Schulz steps by name, and matrices that are several."""
+"""Muon's own options: coefficients of Newton-Schulz steps by name,
+and matrices that are several.
+"""
 
 from __future__ import annotations
 
@@ -69,8 +71,8 @@ def schedule(coefficients: Any, steps: int) -> Schedule:
     """The steps that `ns_coefficients` and `ns_steps` ask for.
 
     Raises:
-        ValueError: they are no name, no three numbers and no sequence of three numbers each, or there are no steps,
-            or 100 or more.
+        ValueError: they are no name, no three numbers and no sequence of three numbers each, or
+            there are no steps, or 100 or more.
     """
     if not 0 < steps < 100:
         raise ValueError(f"ns_steps should be at least 1 and less than 100 but is: {steps}")
@@ -81,8 +83,8 @@ def schedule(coefficients: Any, steps: int) -> Schedule:
         several = [several] * steps
     if not several or any(len(one) != 3 for one in several) or len(several) >= 100:
         raise ValueError(
-            f"ns_coefficients should be three numbers, a sequence of three numbers for each step, or one of {', '.join(NAMES)}, "
-            f"but is: {coefficients!r}"
+            "ns_coefficients should be three numbers, a sequence of three numbers for each step, "
+            f"or one of {', '.join(NAMES)}, but is: {coefficients!r}"
         )
     return Schedule([float(number) for one in several for number in one], 1.0)
 
@@ -113,7 +115,8 @@ def pieces(
     """The rows of each matrix that a parameter holds: [rows] of one matrix, in each of a batch.
 
     Args:
-        split: the option. A mapping holds for the parameters whose name matches a pattern, the first one counts.
+        split: the option. A mapping holds for the parameters whose name matches a pattern,
+            the first one counts.
         shape: of the whole parameter, two or three dimensions.
         name: of the parameter, or None.
         index: its number, which patterns are compared with if it has no name.
@@ -135,11 +138,13 @@ def pieces(
     made = tuple(split)
     if any(not isinstance(n, int) or n < 1 for n in made) or sum(made) != rows:
         raise ValueError(
-            f"{what} has {rows} rows, and split={split!r} has {sum(made)}; split is a number of equal parts, or the rows of each part"
+            f"{what} has {rows} rows, and split={split!r} has {sum(made)}; split is a number of "
+            "equal parts, or the rows of each part"
         )
     if len(shape) == 3 and len(set(made)) > 1:
         raise ValueError(
-            f"{what} is a batch of {shape[0]} matrices, which split={split!r} would cut into unequal parts; give a number of equal parts"
+            f"{what} is a batch of {shape[0]} matrices, which split={split!r} would cut into "
+            "unequal parts; give a number of equal parts"
         )
     return made
 
@@ -155,7 +160,11 @@ def check(group: Mapping[str, Any]) -> None:
     arguments.real("eps", group["eps"])
     if isinstance(group["lr"], Tensor) and group["lr"].numel() != 1:
         raise ValueError("Tensor lr must be 1-element")
-    for key, name in (("lr", "Learning rate"), ("momentum", "momentum"), ("weight_decay", "weight decay")):  # fmt: skip
+    for key, name in (
+        ("lr", "Learning rate"),
+        ("momentum", "momentum"),
+        ("weight_decay", "weight decay"),
+    ):
         value = group[key]
         if not arguments.real(key, value) >= 0.0:
             raise ValueError(f"{name} should be >= 0 but is: {value}")

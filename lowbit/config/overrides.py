@@ -17,12 +17,15 @@ from lowbit.config.presets import FACTORED, checked_numel, formats_named
 
 OPTIONS = ("state_format", "param_format", "full_precision", "min_numel")
 
-# Parameter -> for each group of `lowbit.param_groups` that has it: (all names of the group, its index among them).
+# Parameter -> for each group of `lowbit.param_groups` that has it: (all names of the group, its
+# index among them).
 _remembered: Any = WeakTensorKeyDictionary()
 
 
 def remember_names(params: Sequence[Tensor], names: Sequence[str]) -> None:
-    """Records the group's names and each parameter's index, for optimizers that get part of a group."""
+    """Records the group's names and each parameter's index,
+    for optimizers that get part of a group.
+    """
     said = tuple(names)
     for i, p in enumerate(params):
         others = [place for place in _remembered.get(p, ()) if place[0] != said]
@@ -30,10 +33,11 @@ def remember_names(params: Sequence[Tensor], names: Sequence[str]) -> None:
 
 
 def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | None:
-    """The names of parameters that were passed together with `names`, the names of their whole group.
+    """The names of parameters that were passed together with `names`,
+    the names of their whole group.
 
-    The parameters may be any part of a group of `lowbit.param_groups` in any order, as torch's ZeroRedundancyOptimizer
-    passes them. None if they are not known to be such a part.
+    The parameters may be any part of a group of `lowbit.param_groups` in any order, as torch's
+    ZeroRedundancyOptimizer passes them. None if they are not known to be such a part.
     """
     said, made = tuple(names), []
     for p in params:
@@ -48,7 +52,9 @@ def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | 
 
 @functools.cache
 def _wrappers() -> re.Pattern[str]:
-    """The prefixes of wrappers where a component of a name begins, as csrc/policy/names.cpp finds them."""
+    """The prefixes of wrappers where a component of a name begins,
+    as csrc/policy/names.cpp finds them.
+    """
     prefixes = "|".join(map(re.escape, ops.policy("wrapper_prefixes")))
     return re.compile(rf"(?<![A-Za-z0-9_\x80-\U0010ffff])(?:{prefixes})")
 
@@ -61,14 +67,14 @@ def clean_name(name: str) -> str:
 def override(pattern: str, **options: Any) -> dict[str, dict[str, Any]]:
     """Options for the parameters whose name matches a pattern.
 
-    Combine several with `|`: `overrides=lowbit.override("*.attn.*", state_format="4bit") | ...`. The first pattern that
-    matches a parameter decides.
+    Combine several with `|`: `overrides=lowbit.override("*.attn.*", state_format="4bit") | ...`.
+    The first pattern that matches a parameter decides.
 
     Args:
-        pattern: a file-name pattern (`fnmatch`) for the whole name without wrapper prefixes. If the optimizer got no
-            names, it is compared with "0", "1", ...
-        options: `state_format`, `param_format`, `full_precision` (True or False; the group's patterns do not count) or
-            `min_numel`.
+        pattern: a file-name pattern (`fnmatch`) for the whole name without wrapper prefixes. If the
+            optimizer got no names, it is compared with "0", "1", ...
+        options: `state_format`, `param_format`, `full_precision` (True or False; the group's
+            patterns do not count) or `min_numel`.
 
     Returns:
         {pattern: options}, for the argument `overrides`.
@@ -82,10 +88,13 @@ def override(pattern: str, **options: Any) -> dict[str, dict[str, Any]]:
 
 
 def check(overrides: Any) -> None:
-    """Raises ValueError unless `overrides` maps patterns to options that do not contradict each other."""
+    """Raises ValueError unless `overrides` maps patterns to options that do not contradict each
+    other.
+    """
     if not isinstance(overrides, Mapping):
         raise ValueError(
-            f"overrides must map name patterns to options, as lowbit.override makes it, not be {overrides!r}"
+            "overrides must map name patterns to options, as lowbit.override makes it, not be "
+            f"{overrides!r}"
         )
     for pattern, options in overrides.items():
         what = f"overrides[{pattern!r}]"
@@ -103,13 +112,16 @@ def check(overrides: Any) -> None:
 
 
 def check_together(what: str, options: Mapping[str, Any]) -> None:
-    """Raises ValueError if one place asks for full precision and for factored state; a group may inherit either."""
+    """Raises ValueError if one place asks for full precision and for factored state;
+    a group may inherit either.
+    """
     if options.get("full_precision") is not True or options.get("state_format") is None:
         return
     named = set(formats_named(options["state_format"]))
     if FACTORED in named:
         raise ValueError(
-            f"{what} has full_precision=True and factored state: a full-precision state is kept whole, in float32; leave one of the two out"
+            f"{what} has full_precision=True and factored state: a full-precision state is kept "
+            "whole, in float32; leave one of the two out"
         )
 
 
@@ -120,7 +132,9 @@ def matched(options: Mapping[str, Any], name: str | None, index: int) -> str | N
 
 
 def effective(group: Mapping[str, Any], name: str | None, index: int) -> dict[str, Any]:
-    """The OPTIONS of a parameter: its group's, replaced by those of the first pattern that matches its name."""
+    """The OPTIONS of a parameter: its group's,
+    replaced by those of the first pattern that matches its name.
+    """
     made = {key: group.get(key) for key in OPTIONS}
     pattern = matched(group, name, index)
     if pattern is not None:
@@ -135,14 +149,18 @@ def check_matched(
     named: Mapping[int, Sequence[str]] | None = None,
     warned: set[str] | None = None,
 ) -> None:
-    """Raises ValueError for patterns that can match no parameter, and warns of those of `full_precision` that match none here.
+    """Raises ValueError for patterns that can match no parameter, and warns of those of
+    `full_precision` that match none here.
 
-    These are patterns of `overrides` without a match, and patterns of `full_precision` if the parameters have no names.
+    These are patterns of `overrides` without a match, and patterns of `full_precision` if the
+    parameters have no names.
 
     Args:
         groups: of the optimizer.
-        named: group number -> names to use instead of `param_names`; they include parameters that other ranks step.
-        warned: the patterns that were warned of, which are not again; updated. None (default) warns of all.
+        named: group number -> names to use instead of `param_names`;
+            they include parameters that other ranks step.
+        warned: the patterns that were warned of, which are not again; updated.
+            None (default) warns of all.
     """
     found: dict[str, bool] = {}
     kept: dict[str, None] = {}  # the patterns of full_precision
@@ -168,17 +186,22 @@ def check_matched(
         ):
             for pattern in full_precision:
                 raise ValueError(
-                    f"full_precision={pattern!r} is compared with names, and the optimizer was given none; pass it model.named_parameters()"
+                    f"full_precision={pattern!r} is compared with names, and the optimizer was "
+                    "given none; pass it model.named_parameters()"
                 )
     if unmatched := [pattern for pattern, hit in found.items() if not hit]:
-        advice = f": there are only numbers, 0 to {count - 1}; pass the optimizer model.named_parameters()"
+        advice = (
+            f": there are only numbers, 0 to {count - 1}; pass the optimizer "
+            "model.named_parameters()"
+        )
         raise ValueError(
-            f"overrides[{unmatched[0]!r}] matches the name of no parameter{'' if any_names else advice}"
+            f"overrides[{unmatched[0]!r}] matches the name of no "
+            f"parameter{'' if any_names else advice}"
         )
     for pattern in (pattern for pattern in kept if not fnmatch.filter(every, pattern)):
         warn_once(
             set() if warned is None else warned,
             f"full_precision {pattern}",
-            f"full_precision={pattern!r} matches the name of no parameter, so it has no effect: a pattern is for the whole name, such as '*embed*' for "
-            "'model.embed.weight'",
+            f"full_precision={pattern!r} matches the name of no parameter, so it has no effect: a "
+            "pattern is for the whole name, such as '*embed*' for 'model.embed.weight'",
         )

@@ -16,8 +16,8 @@ FACTORED = "factored"
 
 @functools.cache
 def known() -> dict[str, dict[str, Any]]:
-    """The presets by name, from csrc/policy/presets.cpp: for a state with negative values, `signed`, and for one without, `unsigned`, arguments of
-    `scaled`, or {"format": "factored"}."""
+    """The presets by name, from csrc/policy/presets.cpp: for a state with negative values,
+    `signed`, and for one without, `unsigned`, arguments of `scaled`, or {"format": "factored"}."""
     return {entry["name"]: entry for entry in ops.policy("presets")}
 
 
@@ -33,13 +33,15 @@ def scaled(
 
     Args:
         format: a name in `lowbit.catalog()["state"]`.
-        scale: what one scale covers: a "block" of a row (default), a "row", a "column", the "tensor", or "rank1".
-            "rank1" keeps a maximum for each index of every dimension; a value's scale is the least of its maxima
-            (arXiv:2309.01507).
-        block: the block's length in values, a power of two from 32 to 2048; the format's own by default.
-        rounding: "nearest" (default), or "stochastic", which rounds up or down at random and preserves the mean.
-        min_numel: parameters of fewer elements keep this state in full precision. A group's or override's `min_numel`
-            has priority. None (default) sets no threshold here.
+        scale: what one scale covers: a "block" of a row (default), a "row", a "column", the
+            "tensor", or "rank1". "rank1" keeps a maximum for each index of every dimension; a
+            value's scale is the least of its maxima (arXiv:2309.01507).
+        block: the block's length in values, a power of two from 32 to 2048;
+            the format's own by default.
+        rounding: "nearest" (default), or "stochastic",
+            which rounds up or down at random and preserves the mean.
+        min_numel: parameters of fewer elements keep this state in full precision. A group's or
+            override's `min_numel` has priority. None (default) sets no threshold here.
 
     Returns:
         The arguments, checked and completed.
@@ -50,7 +52,10 @@ def scaled(
     info, block = ops.state_format(format), block or None  # a spec without blocks has 0
     scales, blocks = ops.plan_names("scales"), ops.policy("blocks")
     if scale not in scales or rounding not in ROUNDINGS:
-        raise ValueError(f"scale must be one of {', '.join(scales[1:])} and rounding one of {', '.join(ROUNDINGS)}, not {scale!r} and {rounding!r}")  # fmt: skip
+        raise ValueError(
+            f"scale must be one of {', '.join(scales[1:])} and rounding one of "
+            f"{', '.join(ROUNDINGS)}, not {scale!r} and {rounding!r}"
+        )
     made = {"format": format, "scale": scale, "block": 0, "rounding": rounding}
     if min_numel is not None:
         made["min_numel"] = checked_numel(min_numel)
@@ -66,11 +71,16 @@ def scaled(
         if block is not None:
             raise ValueError(f"scale={scale!r} has no blocks; leave block out")
         if not info["cross_tile"]:
-            raise ValueError(f"the scale of {format} is more than the largest value, so shards cannot agree on it; it can only have scale='block'")  # fmt: skip
+            raise ValueError(
+                f"the scale of {format} is more than the largest value, so shards cannot agree on "
+                "it; it can only have scale='block'"
+            )
         return made
     block = info["block"] if block is None else block
     if block not in blocks:
-        raise ValueError(f"block must be a power of two from {blocks[0]} to {blocks[-1]}, not {block}")  # fmt: skip
+        raise ValueError(
+            f"block must be a power of two from {blocks[0]} to {blocks[-1]}, not {block}"
+        )
     return {**made, "block": int(block)}
 
 
@@ -97,7 +107,8 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
     spec = {"format": said} if isinstance(said, str) else said
     if not isinstance(spec, Mapping) or "format" not in spec:
         raise ValueError(
-            f"{name!r} is no state format{_advice(name, 'pass a preset, a format or lowbit.scaled(...)')}"
+            f"{name!r} is no state "
+            f"format{_advice(name, 'pass a preset, a format or lowbit.scaled(...)')}"
         )
     if spec["format"] == FACTORED:
         if len(spec) > 1:
@@ -111,30 +122,45 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
         reason = (
             f"no preset and no state format is named {spec['format']!r}"
             if said is name
-            else f"the preset {name!r} needs the state format {spec['format']!r}, which this build does not have"
+            else (
+                f"the preset {name!r} needs the state format {spec['format']!r}, which this build "
+                "does not have"
+            )
         )
         raise ValueError(
             reason
             + _advice(
                 spec["format"],
-                f"presets are {', '.join(available())}; lowbit.catalog()['state'] lists the formats",
+                f"presets are {', '.join(available())}; "
+                "lowbit.catalog()['state'] lists the formats",
             )
         )
     return scaled(**spec)
 
 
 def _advice(said: Any, text: str) -> str:
-    """What follows the words that something is no state format: the name that was meant, if any, and `text`."""
+    """What follows the words that something is no state format: the name that was meant, if any,
+    and `text`.
+    """
     meant = _meant(said)
     return f"{meant} {text[0].upper()}{text[1:]}" if meant else f"; {text}"
 
 
 # What people write for formats that have another name here.
-_OTHER_WORDS = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "float8": "fp8", "nf4": "4bit", "fp4": "4bit"}  # fmt: skip
+_OTHER_WORDS = {
+    "fp32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+    "float8": "fp8",
+    "nf4": "4bit",
+    "fp4": "4bit",
+}
 
 
 def _meant(said: Any) -> str:
-    """The text "; did you mean 'x'?" for something that is no state format, such as 8, "int8" or torch.uint8; or ""."""
+    """The text "; did you mean 'x'?" for something that is no state format, such as 8,
+    "int8" or torch.uint8; or "".
+    """
     word = str(said).removeprefix("torch.").lower()
     bits = re.fullmatch(r"(?:u?int|q)?[-_ ]?(\d+)[-_ ]?(?:bits?)?", word)
     if bits:
@@ -149,13 +175,15 @@ def _meant(said: Any) -> str:
 def slot_formats(
     rule: str, state_format: str | Mapping[str, Any], weights: Mapping[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
-    """What `state_format` says of each state tensor of a rule: a `scaled(...)`, or {"format": "factored"}.
+    """What `state_format` says of each state tensor of a rule: a `scaled(...)`,
+    or {"format": "factored"}.
 
     Args:
         rule: a name in `lowbit.catalog()["rules"]`.
-        state_format: a preset, a format or a `scaled(...)`; or one of these for each state's name. A name that is left
-            out means float32.
-        weights: the `scaled(...)` of a state that is a copy of weights and not named; None (default) is float32.
+        state_format: a preset, a format or a `scaled(...)`; or one of these for each state's name.
+            A name that is left out means float32.
+        weights: the `scaled(...)` of a state that is a copy of weights and not named;
+            None (default) is float32.
 
     Raises:
         ValueError: an unknown format or state, or a format that cannot hold the state's values.
@@ -168,8 +196,9 @@ def slot_formats(
     if not slots and not by_name:
         choice(state_format, signed=True)  # a word that is no format is none here either
     made = {}
+    given: Any = state_format
     for name, signed in slots.items():
-        said = state_format.get(name, "float32") if by_name else state_format  # type: ignore[union-attr]
+        said = given.get(name, "float32") if by_name else given
         if name in copies and not (by_name and name in state_format):
             said = weights or "float32"
         spec = choice(said, signed=signed)
@@ -177,13 +206,19 @@ def slot_formats(
             raise ValueError(f"{name} has negative values, so it cannot be stored factored")
         if signed and not ops.state_format(spec["format"])["signed"]:
             raise ValueError(
-                f"{name} has negative values, which the unsigned format {spec['format']} cannot hold"
+                f"{name} has negative values, which the unsigned format "
+                f"{spec['format']} cannot hold"
             )
         chance = not signed and spec.get("rounding") == "stochastic"
-        if chance and ops.state_format(spec["format"])["signed"] and not ops.has_zero(spec["format"]):  # fmt: skip
+        if (
+            chance
+            and ops.state_format(spec["format"])["signed"]
+            and not ops.has_zero(spec["format"])
+        ):
             raise ValueError(
-                f"{name} is never negative, but {spec['format']} has no zero, so stochastic rounding would make small values negative; "
-                f"use {spec['format']}_unsigned, or rounding='nearest'"
+                f"{name} is never negative, but {spec['format']} has no zero, so stochastic "
+                f"rounding would make small values negative; use {spec['format']}_unsigned, or "
+                "rounding='nearest'"
             )
         made[name] = spec
     return made
@@ -195,7 +230,8 @@ def is_named(state_format: str | Mapping[str, Any], slot: str) -> bool:
 
 
 def slow_mean(spec: Mapping[str, Any], full_precision: bool) -> dict[str, Any]:
-    """What the format of all states becomes for a mean over thousands of steps (csrc/policy/presets.h).
+    """What the format of all states becomes for a mean over thousands of steps
+    (csrc/policy/presets.h).
 
     Args:
         spec: the `scaled(...)` of all states, or {"format": "factored"}.
@@ -208,7 +244,8 @@ def slow_mean(spec: Mapping[str, Any], full_precision: bool) -> dict[str, Any]:
 
 def formats_named(state_format: str | Mapping[str, Any]) -> Iterator[str]:
     """Every format that `state_format` may select, under any rule."""
-    for said in state_format.values() if _by_name(state_format) else [state_format]:  # type: ignore[union-attr]
+    given: Any = state_format
+    for said in given.values() if _by_name(given) else [given]:
         for signed in (True, False):
             yield choice(said, signed=signed)["format"]
 
@@ -232,27 +269,31 @@ def catalog() -> dict[str, Any]:
 
     Returns:
         A dictionary of lists.
-        `presets`: names for `state_format`: `name`, and its meaning for a state with negative values (`signed`) and
-            without (`unsigned`): a `scaled(...)` or {"format": "factored"}.
-        `state`: formats of optimizer state: `name`, `index`, `bits`, default `block`, `scaled`, `signed`, `dtype` of
-            the codes, `domain` in which the nearest code is chosen, `scale_dtype`, `scale_numbers` per block, and
-            `cross_tile`: whether one scale may cover more than a block.
-        `rules`: update rules: `name`, `index`, `slots`, `hyper`, `factors` (second moments kept as row and column
-            means), `rounds` of sums before the update, `grids` (the factored moment that each round sums for, or -1),
-            and `numbers` that are kept for each tensor.
+        `presets`: names for `state_format`: `name`, and its meaning for a state with negative
+            values (`signed`) and without (`unsigned`): a `scaled(...)` or {"format": "factored"}.
+        `state`: formats of optimizer state: `name`, `index`, `bits`, default `block`, `scaled`,
+            `signed`, `dtype` of the codes, `domain` in which the nearest code is chosen,
+            `scale_dtype`, `scale_numbers` per block, and `cross_tile`: whether one scale may cover
+            more than a block.
+        `rules`: update rules: `name`, `index`, `slots`, `hyper`, `factors` (second moments kept as
+            row and column means), `rounds` of sums before the update, `grids` (the factored moment
+            that each round sums for, or -1), and `numbers` that are kept for each tensor.
         `param`: parameter formats: `name`, `index`, `dtype`, `compensation` (its dtype; empty for
             none), `compensation_bytes`, and `random`: whether it rounds at random.
-        `thresholds`: parameters of fewer dimensions (`min_dims`), elements (`min_numel`) or elements per row
-            (`min_cols`) keep full-precision state.
-        `slow_mean`: the preset of a mean over thousands of steps (`slow` in a rule's `slots`), unless `state_format`
-            names the state or is "float32".
+        `thresholds`: parameters of fewer dimensions (`min_dims`), elements (`min_numel`) or
+            elements per row (`min_cols`) keep full-precision state.
+        `slow_mean`: the preset of a mean over thousands of steps (`slow` in a rule's `slots`),
+            unless `state_format` names the state or is "float32".
         `blocks`: the lengths that a block may have.
         `wrapper_prefixes`: the prefixes that `clean_name` removes from a parameter's name.
         `isas`: instruction sets that this processor runs, best last.
         `isa`: the instruction set in use.
     """
     presets = [
-        {"name": name, **{kind: choice(name, signed=kind == "signed") for kind in ("signed", "unsigned")}}
+        {
+            "name": name,
+            **{kind: choice(name, signed=kind == "signed") for kind in ("signed", "unsigned")},
+        }
         for name in available()
-    ]  # fmt: skip
+    ]
     return {**ops.catalog(), "presets": presets}

@@ -9,15 +9,33 @@ from typing import Any
 from lowbit import ops
 from lowbit.config.presets import scaled
 
-# lpmm's values for keys that a file leaves out; those of SCALE_TYPE and QUANT_TYPE stand under DEFAULT.
-_COMMON = {"ENABLE": True, "THRESHOLD": 4096, "BITS": 4, "GROUP_SIZE": 128, "SCALE_TYPE": "group", "ROUND_TYPE": "real-nearest"}  # fmt: skip
+# lpmm's values for keys that a file leaves out;
+# those of SCALE_TYPE and QUANT_TYPE stand under DEFAULT.
+_COMMON = {
+    "ENABLE": True,
+    "THRESHOLD": 4096,
+    "BITS": 4,
+    "GROUP_SIZE": 128,
+    "SCALE_TYPE": "group",
+    "ROUND_TYPE": "real-nearest",
+}
 _DEFAULTS = {
     "M": {**_COMMON, "QUANT_TYPE": "nonlinear", "SIGNED": True},
     "SQM": {**_COMMON, "QUANT_TYPE": "power-1", "SIGNED": False},
 }
 _SCALES = {"group": "block", "tensor": "tensor", "dim0": "row", "dim1": "column", "rank1": "rank1"}
-_MAPS = {"nonlinear": "dynamic{}", "linear": "linear{}", "power-1": "power1_{}", "power-2": "power2_{}"}  # fmt: skip
-_ROUNDINGS = {"real-nearest": "nearest", "nearest": "nearest", "real-sr": "stochastic", "sr": "stochastic"}  # fmt: skip
+_MAPS = {
+    "nonlinear": "dynamic{}",
+    "linear": "linear{}",
+    "power-1": "power1_{}",
+    "power-2": "power2_{}",
+}
+_ROUNDINGS = {
+    "real-nearest": "nearest",
+    "nearest": "nearest",
+    "real-sr": "stochastic",
+    "sr": "stochastic",
+}
 _UNUSED = ("EXCLUDE_SUFFIX", "EXCLUDE_REGEX")  # lpmm reads and ignores them
 
 
@@ -27,19 +45,23 @@ def qconfig(
     first: str | None = "exp_avg",
     second: str | None = "exp_avg_sq",
 ) -> dict[str, dict[str, Any]]:
-    """`state_format` from an lpmm configuration: `lowbit.AdamW(params, state_format=lowbit.qconfig("default.yml"))`.
+    """`state_format` from an lpmm configuration: `lowbit.AdamW(params,
+    state_format=lowbit.qconfig("default.yml"))`.
 
-    Three things differ from lpmm. Blocks begin at each row, in lpmm at the tensor. Vectors, and rows shorter than 16,
-    stay in full precision. For a tensor of more than two dimensions, dim1 has one scale for each element of a row.
+    Three things differ from lpmm. Blocks begin at each row, in lpmm at the tensor. Vectors, and
+    rows shorter than 16, stay in full precision. For a tensor of more than two dimensions, dim1 has
+    one scale for each element of a row.
 
     Args:
-        config: a YAML file as lpmm ships them, or its content. It has sections M and SQM under QUANT; BASE names
-            files to start from.
-        first: the state that M configures, "exp_avg" by default and "momentum_buffer" for SGD; None leaves it out.
+        config: a YAML file as lpmm ships them, or its content. It has sections M and SQM under
+            QUANT; BASE names files to start from.
+        first: the state that M configures, "exp_avg" by default and "momentum_buffer" for SGD;
+            None leaves it out.
         second: the state that SQM configures, "exp_avg_sq" by default; None leaves it out.
 
     Returns:
-        A `scaled(...)` for each state. Its `min_numel` is THRESHOLD plus one, because lpmm quantizes above THRESHOLD.
+        A `scaled(...)` for each state. Its `min_numel` is THRESHOLD plus one, because lpmm
+        quantizes above THRESHOLD.
 
     Raises:
         ValueError: a key or value that has no equivalent here; the message names both.
@@ -85,7 +107,8 @@ def _merge(
             if key in ("SCALE_TYPE", "QUANT_TYPE") and isinstance(value, Mapping):
                 if value.get("DEFAULT_ONLY", True) is not True:
                     raise ValueError(
-                        f"{section}.{key}.DEFAULT_ONLY is {value['DEFAULT_ONLY']!r}; only one type for all parameters can be expressed"
+                        f"{section}.{key}.DEFAULT_ONLY is {value['DEFAULT_ONLY']!r}; only one type "
+                        "for all parameters can be expressed"
                     )
                 value = value.get("DEFAULT", merged[section][key])
             if key not in merged[section] and key not in _UNUSED:
@@ -99,7 +122,8 @@ def _spec(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     def one_of(key: str, known: Mapping[str, str]) -> str:
         if not isinstance(keys[key], str) or keys[key] not in known:
             raise ValueError(
-                f"{section}.{key} is {keys[key]!r}, which cannot be expressed; known are {', '.join(known)}"
+                f"{section}.{key} is {keys[key]!r}, which cannot be expressed; known are "
+                f"{', '.join(known)}"
             )
         return known[keys[key]]
 

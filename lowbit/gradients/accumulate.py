@@ -17,9 +17,13 @@ _FORMATS = {
     "kahan": "bfloat16_kahan",
 }
 _DTYPES: Mapping[Any, torch.dtype] = {
-    "bf16": torch.bfloat16, "bfloat16": torch.bfloat16, torch.bfloat16: torch.bfloat16,
-    "float32": torch.float32, "fp32": torch.float32, torch.float32: torch.float32,
-}  # fmt: skip
+    "bf16": torch.bfloat16,
+    "bfloat16": torch.bfloat16,
+    torch.bfloat16: torch.bfloat16,
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    torch.float32: torch.float32,
+}
 
 
 @overload
@@ -55,7 +59,8 @@ def accumulate(
     seed: int = 0,
     hooks: bool = True,
 ) -> Accumulator | ExactAccumulator:
-    """Accumulates the gradients of micro-batches in buffers of `dtype`, and hands over each sum as `p.grad`.
+    """Accumulates the gradients of micro-batches in buffers of `dtype`,
+    and hands over each sum as `p.grad`.
 
     The addition runs inside each backward pass:
 
@@ -66,35 +71,40 @@ def accumulate(
         opt.step()
         opt.zero_grad()
 
-    An exception inside `micro` discards the whole step (`reset`). A `p.grad` that exists when a step's first `micro`
-    begins is added undivided, as torch does. Without `micro`, such a gradient looks like the first one: clear it
-    before.
+    An exception inside `micro` discards the whole step (`reset`). A `p.grad` that exists when a
+    step's first `micro` begins is added undivided, as torch does. Without `micro`, such a gradient
+    looks like the first one: clear it before.
 
-    Call it on the model as it is trained: after `fully_shard`, on the `DistributedDataParallel` module, after
-    `.to(device)`. On FSDP2 each micro-batch is reduced, and its shard is added. Under DDP all micro-batches but the
-    last run under `no_sync`, and the sum is reduced once.
+    Call it on the model as it is trained: after `fully_shard`, on the `DistributedDataParallel`
+    module, after `.to(device)`. On FSDP2 each micro-batch is reduced, and its shard is added. Under
+    DDP all micro-batches but the last run under `no_sync`, and the sum is reduced once.
 
     Args:
-        model: the model. Each of its parameters that requires a gradient gets one buffer; shared parameters get one.
-        dtype: of the buffers: "bf16" (by default) or "float32". `p.grad` has this dtype even if the parameter has another
-            (`p.grad_dtype`). Under DDP, whose buckets have the parameter's dtype, the sum is converted to that.
-        rounding: of bf16 buffers. "stochastic" (default) is unbiased. "kahan" is close to float32 and takes twice the
-            memory until the last micro-batch. "nearest" is what torch does; it is biased, since it loses small
-            gradients. "exact" has the same bits on any number of ranks: it adds without rounding, over micro-batches and
-            ranks, and rounds each mean once to the parameter's dtype, or to `dtype`. See `ExactAccumulator`.
-        average: the number of micro-batches; each gradient is divided by it in float32 as it is added. None (default)
-            sums the gradients. With rounding="exact" it counts the micro-batches of all ranks, at most 4,095.
-        seed: of the random bits; 0 by default. They depend on the seed, the parameter's name, the element's position in
-            the whole parameter and the number of earlier additions, so they are the same for any sharding. Under DDP,
-            where every rank adds its own gradients, they also depend on the rank.
-        hooks: True (default) installs hooks. False does nothing in the backward pass: call `accumulator.add()` after
-            each one. FSDP1 requires False.
+        model: the model. Each of its parameters that requires a gradient gets one buffer;
+            shared parameters get one.
+        dtype: of the buffers: "bf16" (by default) or "float32". `p.grad` has this dtype even if the
+            parameter has another (`p.grad_dtype`). Under DDP, whose buckets have the parameter's
+            dtype, the sum is converted to that.
+        rounding: of bf16 buffers. "stochastic" (default) is unbiased. "kahan" is close to float32
+            and takes twice the memory until the last micro-batch. "nearest" is what torch does; it
+            is biased, since it loses small gradients. "exact" has the same bits on any number of
+            ranks: it adds without rounding, over micro-batches and ranks, and rounds each mean once
+            to the parameter's dtype, or to `dtype`. See `ExactAccumulator`.
+        average: the number of micro-batches; each gradient is divided by it in float32 as it is
+            added. None (default) sums the gradients. With rounding="exact" it counts the
+            micro-batches of all ranks, at most 4,095.
+        seed: of the random bits; 0 by default. They depend on the seed, the parameter's name, the
+            element's position in the whole parameter and the number of earlier additions, so they
+            are the same for any sharding. Under DDP, where every rank adds its own gradients, they
+            also depend on the rank.
+        hooks: True (default) installs hooks. False does nothing in the backward pass: call
+            `accumulator.add()` after each one. FSDP1 requires False.
 
     Raises:
-        ValueError: FSDP1 with hooks; a parameter that already has an accumulator or is stepped in the backward pass; or
-            an argument out of range.
-        RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the model after this call;
-            or if a DDP backward pass runs outside `micro`.
+        ValueError: FSDP1 with hooks; a parameter that already has an accumulator or is stepped in
+            the backward pass; or an argument out of range.
+        RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the
+            model after this call; or if a DDP backward pass runs outside `micro`.
     """
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype should be 'bf16' or 'float32' but is: {dtype!r}")

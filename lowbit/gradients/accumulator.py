@@ -1,4 +1,6 @@
-"""Accumulation of micro-batch gradients in bfloat16 or float32 buffers, as autograd, DDP or FSDP2 produces them."""
+"""Accumulation of micro-batch gradients in bfloat16 or float32 buffers, as autograd,
+DDP or FSDP2 produces them.
+"""
 
 from __future__ import annotations
 
@@ -71,22 +73,25 @@ class Accumulator:
 
     @contextlib.contextmanager
     def micro(self, last: bool) -> Iterator[None]:
-        """Context of one micro-batch's forward and backward pass. After the last, every `p.grad` is the sum or average.
+        """Context of one micro-batch's forward and backward pass. After the last,
+        every `p.grad` is the sum or average.
 
         An exception inside it calls `reset`.
 
         Raises:
-            RuntimeError: `micro` is nested, or DDP with static_graph=True begins with a micro-batch that is not the
-                last.
+            RuntimeError: `micro` is nested,
+                or DDP with static_graph=True begins with a micro-batch that is not the last.
         """
         if self._micro:
-            raise RuntimeError("micro-batches do not nest: leave one `accumulator.micro` before entering the next")  # fmt: skip
+            raise RuntimeError(
+                "micro-batches do not nest: leave one `accumulator.micro` before entering the next"
+            )
         self._check_place(self.model)
         enqueued = getattr(self.model, "_static_graph_delay_allreduce_enqueued", True)
         if not last and getattr(self.model, "static_graph", False) and not enqueued:
             raise RuntimeError(
-                "DistributedDataParallel(static_graph=True) must reduce in its first backward pass; begin with one micro-batch in "
-                "`with accumulator.micro(last=True)`"
+                "DistributedDataParallel(static_graph=True) must reduce in its first backward "
+                "pass; begin with one micro-batch in `with accumulator.micro(last=True)`"
             )
         self._micro = "last" if last else "more"
         if self._recovery:
@@ -94,7 +99,8 @@ class Accumulator:
         try:
             if not self._begun:
                 self._move_aside()
-            with self.model.no_sync() if self._ddp and not last else contextlib.nullcontext():  # type: ignore[operator]
+            waits: Any = self.model.no_sync if self._ddp and not last else contextlib.nullcontext
+            with waits():
                 yield
             if last:
                 self.finish()
@@ -113,7 +119,10 @@ class Accumulator:
             RuntimeError: under DDP, outside `micro(last=True)`.
         """
         if self._ddp and self._micro != "last":
-            raise RuntimeError("under DistributedDataParallel the last micro-batch reduces the sum: run it in `with accumulator.micro(last=True)`")  # fmt: skip
+            raise RuntimeError(
+                "under DistributedDataParallel the last micro-batch reduces the sum: run it in "
+                "`with accumulator.micro(last=True)`"
+            )
         with torch.no_grad():
             if self._ddp:
                 self._reduce_left()
@@ -124,10 +133,12 @@ class Accumulator:
             held.finished = held.added
 
     def reset(self) -> None:
-        """Discards what was added since the last step, so that the step can be run again. Call it on every rank.
+        """Discards what was added since the last step, so that the step can be run again.
+        Call it on every rank.
 
-        It also restores the counts that random bits depend on. `micro` calls it if an exception leaves it. A `p.grad`
-        that a last micro-batch has already set stays: clear it with `zero_grad()`.
+        It also restores the counts that random bits depend on. `micro` calls it if an exception
+        leaves it. A `p.grad` that a last micro-batch has already set stays: clear it with
+        `zero_grad()`.
         """
         self._begun = False
         for held in self._params.values():
@@ -139,7 +150,9 @@ class Accumulator:
 
     @torch.no_grad()
     def _move_aside(self) -> None:
-        """Makes gradients from before the step the initial sums; left in `p.grad`, they would be divided too."""
+        """Makes gradients from before the step the initial sums; left in `p.grad`,
+        they would be divided too.
+        """
         self._begun = True
         for p, held in self._params.items():
             if p.grad is None or held.buffer is not None:
@@ -155,7 +168,9 @@ class Accumulator:
         return self._ddp and grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
 
     def _reduce_left(self) -> None:
-        """Reduces, under DDP, sums without a gradient in the last micro-batch; the reducer took zeros for them."""
+        """Reduces, under DDP, sums without a gradient in the last micro-batch;
+        the reducer took zeros for them.
+        """
         if getattr(self.model, "find_unused_parameters", False):
             group: Any = self.model.process_group
             params = list(self._params)
@@ -179,7 +194,9 @@ class Accumulator:
 
     @torch.no_grad()
     def add(self) -> None:
-        """Moves every existing `p.grad` into the buffers. Call it after each backward pass if `hooks=False`."""
+        """Moves every existing `p.grad` into the buffers.
+        Call it after each backward pass if `hooks=False`.
+        """
         for group in by_bytes(p for p in self._params if p.grad is not None):
             self._take(*group)
             for p in group:
@@ -216,8 +233,9 @@ class Accumulator:
             return
         if self._ddp and not self._micro:
             raise RuntimeError(
-                "a backward pass under DistributedDataParallel ran outside `with accumulator.micro(last=...)`, where its reducer would run for "
-                "every micro-batch, or reduce gradients that were already moved; run each micro-batch inside it"
+                "a backward pass under DistributedDataParallel ran outside `with "
+                "accumulator.micro(last=...)`, where its reducer would run for every micro-batch, "
+                "or reduce gradients that were already moved; run each micro-batch inside it"
             )
         held = self._params[p]
         if self._micro != "last":
@@ -240,7 +258,8 @@ class Accumulator:
             held, grad = self._params[p], sharding.dense_gradient(p)
             if grad.device.type not in ("cpu", "cuda"):
                 raise NotImplementedError(
-                    f"lowbit.accumulate supports the CPU and CUDA, but the gradient of {held.name!r} is on {grad.device}"
+                    "lowbit.accumulate supports the CPU and CUDA, but the gradient of "
+                    f"{held.name!r} is on {grad.device}"
                 )
             grad = grad.detach().contiguous()
             if held.buffer is None:

@@ -1,4 +1,6 @@
-"""Gradient clipping by the total norm. Sums are exact, so the norm has the same bits for any sharding."""
+"""Gradient clipping by the total norm. Sums are exact,
+so the norm has the same bits for any sharding.
+"""
 
 from __future__ import annotations
 
@@ -27,33 +29,36 @@ def clip_grad_norm_(
     *,
     group: Any = None,
 ) -> Tensor:
-    """Clips gradients in place, like torch.nn.utils.clip_grad_norm_, by a norm that no sharding changes.
+    """Clips gradients in place, like torch.nn.utils.clip_grad_norm_,
+    by a norm that no sharding changes.
 
-    The norm is accurate for 16-bit gradients too. Gradients are multiplied by min(1, max_norm / (norm + 1e-6)), to
-    within two float32 roundings; 16-bit gradients are rounded once. `clip_scale` makes the step itself apply the
-    factor, without the pass over the gradients and without that rounding.
+    The norm is accurate for 16-bit gradients too. Gradients are multiplied by min(1, max_norm /
+    (norm + 1e-6)), to within two float32 roundings; 16-bit gradients are rounded once. `clip_scale`
+    makes the step itself apply the factor, without the pass over the gradients and without that
+    rounding.
 
     Args:
         parameters, max_norm: as in torch.
         norm_type: 2 by default, as in torch; positive, math.inf included.
         error_if_nonfinite: False by default, as in torch.
         foreach: accepted for torch's signature and ignored.
-        group: the process group whose ranks have different parameters of one model, such as the stages of a pipeline.
-            The norm is that of all of them, and every rank of the group must call. None (default) says that this rank's
-            parameters, or its parts of them, are all there are. Not the ranks that shard one stage, of which it has to
-            have one each. Parameters that several ranks of the group have, such as tied ones, are counted by each: pass
-            them on one. A group that serves the CPU adds there, which waits for a GPU.
+        group: the process group whose ranks have different parameters of one model, such as the
+            stages of a pipeline. The norm is that of all of them, and every rank of the group must
+            call. None (default) says that this rank's parameters, or its parts of them, are all
+            there are. Not the ranks that shard one stage, of which it has to have one each.
+            Parameters that several ranks of the group have, such as tied ones, are counted by each:
+            pass them on one. A group that serves the CPU adds there, which waits for a GPU.
 
     Returns:
-        The norm of all gradients before clipping: a plain float32 tensor of no dimensions on the first gradient's
-            device.
+        The norm of all gradients before clipping: a plain float32 tensor of no dimensions on the
+            first gradient's device.
         (In torch it has the gradients' dtype, and is a DTensor if they are.)
 
     Raises:
-        RuntimeError: error_if_nonfinite is set and the norm is not finite; the message is torch's. Only this check
-            waits for the device.
-        ValueError: norm_type or max_norm is out of range, `group` has several ranks that shard one parameter, or a flat
-            shard of FSDP1 was not bound by `lowbit.fsdp1.bind`.
+        RuntimeError: error_if_nonfinite is set and the norm is not finite; the message is torch's.
+            Only this check waits for the device.
+        ValueError: norm_type or max_norm is out of range, `group` has several ranks that shard one
+            parameter, or a flat shard of FSDP1 was not bound by `lowbit.fsdp1.bind`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     norm, divisor = clip_scale(parameters, max_norm, norm_type, error_if_nonfinite, group=group)
@@ -72,22 +77,24 @@ def clip_scale(
     grad_scale: Tensor | float | None = None,
     group: Any = None,
 ) -> tuple[Tensor, Tensor]:
-    """The norm of all gradients and the divisor that clips them. Gradients do not change; `opt.step` divides them:
+    """The norm of all gradients and the divisor that clips them. Gradients do not change;
+    `opt.step` divides them:
 
         norm, scale = lowbit.clip_scale(model.parameters(), 1.0)
         opt.step(grad_scale=scale)
 
-    For float32 gradients the result has the bits of `clip_grad_norm_` and a step. 16-bit gradients skip one rounding.
+    For float32 gradients the result has the bits of `clip_grad_norm_` and a step.
+    16-bit gradients skip one rounding.
 
     Args:
         parameters, max_norm, norm_type, error_if_nonfinite, group: as in `clip_grad_norm_`.
-        grad_scale: the factor that the gradients already carry, such as `scaler.get_scale()`; None (default) means 1.
-            The norm is that of the gradients divided by it. The result does not include it: `scaler.step(opt,
-            grad_scale=scale)` applies both.
+        grad_scale: the factor that the gradients already carry, such as `scaler.get_scale()`; None
+            (default) means 1. The norm is that of the gradients divided by it. The result does not
+            include it: `scaler.step(opt, grad_scale=scale)` applies both.
 
     Returns:
-        (norm, scale), float32 of no dimensions on the first gradient's device; scale = max(1, (norm + 1e-6) /
-        max_norm).
+        (norm, scale), float32 of no dimensions on the first gradient's device; scale = max(1,
+        (norm + 1e-6) / max_norm).
 
     Raises:
         RuntimeError, ValueError: as in `clip_grad_norm_`.
@@ -99,8 +106,9 @@ def clip_scale(
         norm = norm / (grad_scale.to(norm.device) if isinstance(grad_scale, Tensor) else grad_scale)
     if error_if_nonfinite and not bool(norm.isfinite()):
         raise RuntimeError(
-            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, so it cannot be clipped. To disable "
-            "this error and scale the gradients by the non-finite norm anyway, set `error_if_nonfinite=False`"
+            f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
+            "so it cannot be clipped. To disable this error and scale the gradients by the "
+            "non-finite norm anyway, set `error_if_nonfinite=False`"
         )
     return norm, divisor_for(norm, max_norm)
 
@@ -113,7 +121,9 @@ def divisor_for(norm: Tensor, max_norm: float) -> Tensor:
 def total_norm(
     parameters: Tensor | Iterable[Tensor], norm_type: float = 2.0, group: Any = None
 ) -> Tensor:
-    """The norm of all gradients, float32, with one collective for each mesh dimension that shards any parameter, and one for `group`."""
+    """The norm of all gradients, float32, with one collective for each mesh dimension that shards
+    any parameter, and one for `group`.
+    """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     power = float(norm_type)
     if not power > 0.0:
@@ -125,7 +135,8 @@ def total_norm(
 
 
 class Sums:
-    """Sums over gradients, separate for each combination of process groups that shard the gradients.
+    """Sums over gradients, separate for each combination of process groups that shard the
+    gradients.
 
     Args:
         power: of the norm; math.inf for the largest magnitude.
@@ -170,7 +181,9 @@ class Sums:
         return exact_terms(grad, self.power)
 
     def norm(self, group: Any = None) -> Tensor:
-        """The norm over all ranks that share a parameter, and over those of a group that have others. It clears the sums."""
+        """The norm over all ranks that share a parameter, and over those of a group that have
+        others. It clears the sums.
+        """
         if group is not None:
             _check_group(group, self.parts)
         largest = self.power == math.inf
@@ -189,7 +202,8 @@ class Sums:
         self.parts, self.device = {}, None
         home = device
         if group is not None:
-            # By the group alone: parameters may lie elsewhere on another rank, or it has none, and all meet on one backend.
+            # By the group alone: parameters may lie elsewhere on another rank, or it has none,
+            # and all meet on one backend.
             there = sharding.host_device([group], sharding.device_of(group))
             device = device if device.type == there.type else there
             home = home if joined else device
@@ -202,17 +216,20 @@ class Sums:
 
 
 def _check_group(group: Any, parts: Iterable[tuple[Any, ...]]) -> None:
-    """Raises ValueError if two ranks of a group shard a parameter: both have its whole sum by then, and it would count twice."""
+    """Raises ValueError if two ranks of a group shard a parameter: both have its whole sum by then,
+    and it would count twice.
+    """
     for shards in (each for groups in parts for each in groups):
         if len(both := sharding.ranks_in_both(group, shards)) > 1:
             raise ValueError(
-                f"group= has ranks {both[0]} and {both[1]}, which shard one parameter: each has the sum of all its parts, and the norm would count it "
+                f"group= has ranks {both[0]} and {both[1]}, which shard one parameter: each has "
+                "the sum of all its parts, and the norm would count it "
                 'twice. Pass a group with one rank of each stage, such as mesh.get_group("stages")'
             )
 
 
-# The words of csrc/core/exact_sum.h in torch operators, for every device. They are integers, so any order of addition
-# works.
+# The words of csrc/core/exact_sum.h in torch operators, for every device. They are integers,
+# so any order of addition works.
 
 
 def exact_terms(grad: Tensor, power: float) -> Tensor:
@@ -243,7 +260,9 @@ def exact_terms(grad: Tensor, power: float) -> Tensor:
 
 
 def carried(words: Tensor) -> Tensor:
-    """The same sum with its carries propagated: every word but the last gets room for more additions."""
+    """The same sum with its carries propagated: every word but the last gets room for more
+    additions.
+    """
     counts = words[-2:]
     word = torch.cat([words[:-2], words.new_zeros(3)])
     last = word[16]
@@ -258,7 +277,9 @@ def carried(words: Tensor) -> Tensor:
 
 
 def root(words: Tensor, power: float) -> Tensor:
-    """The norm of a sum of terms: computed in double, accurate but for its last few bits, and rounded to float32."""
+    """The norm of a sum of terms: computed in double, accurate but for its last few bits,
+    and rounded to float32.
+    """
     if words.device.type == "cpu" and not torch.compiler.is_compiling():
         return torch.tensor(_root_here(words.tolist(), power), dtype=torch.float32, device="cpu")
     infinities, nans = words[-2], words[-1]
@@ -281,7 +302,9 @@ def root(words: Tensor, power: float) -> Tensor:
 
 
 def _root_here(words: list[int], power: float) -> float:
-    """`root` of Python integers: the same operations in the same order, about a hundred times as fast as on tensors."""
+    """`root` of Python integers: the same operations in the same order,
+    about a hundred times as fast as on tensors.
+    """
     if words[-1] or words[-2]:
         return math.nan if words[-1] else math.inf
     digits = [words[i] + (words[i + 1] << 16) for i in range(0, 16, 2)] + [words[16]]

@@ -23,9 +23,9 @@ _UNNUMBERED: Any = object()  # the index of a micro-batch that has none
 class ExactAccumulator:
     """The accumulator of `lowbit.accumulate(rounding="exact")`.
 
-    A gradient is the sum of the addends of all micro-batches of all data-parallel ranks, divided by their number and
-    rounded once. An addend is the gradient of one micro-batch, as autograd or the wrapper's mixed precision hands it to
-    the reduction.
+    A gradient is the sum of the addends of all micro-batches of all data-parallel ranks, divided by
+    their number and rounded once. An addend is the gradient of one micro-batch, as autograd or the
+    wrapper's mixed precision hands it to the reduction.
     """
 
     def __init__(
@@ -33,7 +33,8 @@ class ExactAccumulator:
     ) -> None:
         if average is not None and average > MAX_ADDENDS:
             raise ValueError(
-                f'rounding="exact" adds up to {MAX_ADDENDS:,} micro-batches in a step, but average is {average}'
+                f'rounding="exact" adds up to {MAX_ADDENDS:,} micro-batches in a step, but average '
+                f"is {average}"
             )
         self.model, self.seed, self.micro_batches = model, seed, average
         self.steps = 0  # finished
@@ -68,7 +69,8 @@ class ExactAccumulator:
     # Micro-batches
 
     def indices(self) -> list[int | None]:
-        """This rank's micro-batches of a step, dealt round robin; None: it has none while other ranks have one.
+        """This rank's micro-batches of a step, dealt round robin;
+        None: it has none while other ranks have one.
 
         Pass each to `micro`, None too: the ranks meet in every forward and backward pass.
 
@@ -77,7 +79,8 @@ class ExactAccumulator:
         """
         if self.micro_batches is None:
             raise ValueError(
-                "indices() needs the number of micro-batches of a step: lowbit.accumulate(average=...)"
+                "indices() needs the number of micro-batches of a step: "
+                "lowbit.accumulate(average=...)"
             )
         mine = range(self.rank, self._rounds() * self.ranks, self.ranks)
         return [i if i < self.micro_batches else None for i in mine]
@@ -88,22 +91,25 @@ class ExactAccumulator:
 
     @contextlib.contextmanager
     def micro(self, last: bool | None = None, *, index: int | None = _UNNUMBERED) -> Iterator[None]:
-        """Context of one micro-batch's forward and backward pass. After the last, every `p.grad` is the mean.
+        """Context of one micro-batch's forward and backward pass. After the last,
+        every `p.grad` is the mean.
 
         An exception inside it calls `reset`.
 
         Args:
-            last: whether it is this rank's last one of the step. By default that follows from `average` and the number
-                of ranks, if micro-batches are dealt as `indices` deals them.
-            index: its number in the step, 0 to average - 1, each once over all ranks. It seeds torch's generators by
-                (seed, step, index) inside the context, so that dropout does not depend on the rank; afterwards they go
-                on as before. None: the rank has no micro-batch while others have, and what it computes counts as zero.
-                Without an index, nothing is seeded.
+            last: whether it is this rank's last one of the step. By default that follows from
+                `average` and the number of ranks, if micro-batches are dealt as `indices` deals
+                them.
+            index: its number in the step, 0 to average - 1, each once over all ranks. It seeds
+                torch's generators by (seed, step, index) inside the context, so that dropout does
+                not depend on the rank; afterwards they go on as before. None: the rank has no
+                micro-batch while others have, and what it computes counts as zero. Without an
+                index, nothing is seeded.
 
         Raises:
             ValueError: an index out of range, or twice; or neither `last` nor `average` is given.
-            RuntimeError: contexts are nested; a `p.grad` is left from before the step; or, in the first step, the
-                ranks did not share the micro-batches.
+            RuntimeError: contexts are nested; a `p.grad` is left from before the step; or, in the
+                first step, the ranks did not share the micro-batches.
         """
         if self._now is not None:
             raise RuntimeError(
@@ -149,8 +155,9 @@ class ExactAccumulator:
         for p, name in self._params.items():
             if p.grad is not None:
                 raise RuntimeError(
-                    f"{name!r} has a gradient from before the step, which belongs to no micro-batch; call "
-                    "opt.zero_grad(), with set_to_none=True as by default, before the first one"
+                    f"{name!r} has a gradient from before the step, which belongs to no "
+                    "micro-batch; call opt.zero_grad(), with set_to_none=True as by default, "
+                    "before the first one"
                 )
 
     @contextlib.contextmanager
@@ -173,7 +180,9 @@ class ExactAccumulator:
         self.steps += 1
 
     def reset(self) -> None:
-        """Discards the step's sums, so that it can be run again. Call it on every rank, and `zero_grad()`."""
+        """Discards the step's sums, so that it can be run again. Call it on every rank,
+        and `zero_grad()`.
+        """
         self._sums.clear()
         self._round, self._indices, self._losses = 0, [], {}
         ddp = sharding.is_ddp(self.model)
@@ -202,7 +211,8 @@ class ExactAccumulator:
     # Losses
 
     def log(self, loss: Tensor) -> None:
-        """Notes the loss of the running micro-batch, a scalar. The micro-batch has an index; if that is None, it counts nothing.
+        """Notes the loss of the running micro-batch, a scalar. The micro-batch has an index; if
+        that is None, it counts nothing.
 
         Raises:
             RuntimeError: no micro-batch with an index is running.
@@ -214,7 +224,8 @@ class ExactAccumulator:
         self._losses[self._indices[-1]] = loss.detach().float().reshape(())
 
     def loss(self) -> float:
-        """The mean of the losses noted since the last call: the same number on every rank, and for any number of ranks.
+        """The mean of the losses noted since the last call: the same number on every rank,
+        and for any number of ranks.
 
         It is a collective, for every rank to call after a step, and waits for the device.
 

@@ -1,4 +1,6 @@
-"""Where the addends of an exact mean are added up: on parameters, in the buckets of DDP, in the flat gradients of FSDP1."""
+"""Where the addends of an exact mean are added up: on parameters, in the buckets of DDP,
+in the flat gradients of FSDP1.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,9 @@ class Sum:
 
 
 class Sums:
-    """The sums of a model. `groups`: the data-parallel process groups, of which the last varies fastest."""
+    """The sums of a model. `groups`: the data-parallel process groups,
+    of which the last varies fastest.
+    """
 
     def __init__(self, params: Mapping[Tensor, str], divided: Divided) -> None:
         self.divided, self.groups = divided, list[Any]()
@@ -77,7 +81,8 @@ class Sums:
     def now(self) -> Pass:
         if self._now is None:
             raise RuntimeError(
-                'a backward pass under lowbit.accumulate(rounding="exact") ran outside `with accumulator.micro(...)`'
+                'a backward pass under lowbit.accumulate(rounding="exact") ran outside `with '
+                "accumulator.micro(...)`"
             )
         return self._now
 
@@ -101,7 +106,9 @@ class Sums:
 
 
 class ParamSums(Sums):
-    """Sums of local parts, added up by hooks on the parameters: without a wrapper, and under FSDP2."""
+    """Sums of local parts, added up by hooks on the parameters: without a wrapper,
+    and under FSDP2.
+    """
 
     def __init__(self, model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> None:
         super().__init__(params, divided)
@@ -151,7 +158,9 @@ class ParamSums(Sums):
             self._join_replicas(replicas, dtype, params)
 
     def _join_replicas(self, group: Any, dtype: torch.dtype, params: Sequence[Tensor]) -> None:
-        """Sends each chunk of the words to one replica, which adds them up, and shares the means."""
+        """Sends each chunk of the words to one replica, which adds them up,
+        and shares the means.
+        """
         words = [w for p in params if (w := self.of[p].words) is not None]
         chunks = sharding.Chunks([w.numel() for w in words], group.size())
         rows = sharding.exchange_rows(chunks.pack(words), group)
@@ -183,7 +192,9 @@ class BucketSums(Sums):
 
     @torch.no_grad()
     def _reduce(self, bucket: Any) -> Tensor:
-        """Exchanges a bucket's addends; after the last micro-batch, every rank gets the means of all chunks."""
+        """Exchanges a bucket's addends; after the last micro-batch,
+        every rank gets the means of all chunks.
+        """
         now = self.now()
         flat: Tensor = bucket.buffer()
         params, views = bucket.parameters(), bucket.gradients()
@@ -213,7 +224,9 @@ class BucketSums(Sums):
         self._means = {}
 
     def finish(self) -> None:
-        """DDP itself sets no gradient that the last micro-batch did not reach, nor one of another dtype."""
+        """DDP itself sets no gradient that the last micro-batch did not reach,
+        nor one of another dtype.
+        """
         if self._model.find_unused_parameters:
             device = sharding.host_device(self.groups, next(iter(self.of)).device)
             met = torch.tensor([one.met for one in self.of.values()], device=device).int()
@@ -243,7 +256,8 @@ class FlatSums(Sums):
         for p, name in params.items():
             if divided.dtype_of(p) != p.dtype:
                 raise NotImplementedError(
-                    f"FSDP1 hands over gradients in the parameters' dtype, {p.dtype} for {name!r}; leave out dtype=, or use fully_shard"
+                    f"FSDP1 hands over gradients in the parameters' dtype, {p.dtype} for {name!r}; "
+                    "leave out dtype=, or use fully_shard"
                 )
         self.of = {key: Sum(divided) for key in sharding.hook_flat_gradients(model, self._reduce)}
 

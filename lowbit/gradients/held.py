@@ -30,7 +30,8 @@ class HeldGradient:
 def by_bytes(params: Iterable[Tensor], most: int = 1 << 26) -> Iterator[list[Tensor]]:
     """Groups of parameters with gradients of 64 MiB or more, and the rest.
 
-    A group is added in one call, and its gradients are freed before the next group's buffers are allocated.
+    A group is added in one call, and its gradients are freed before the next group's buffers are
+    allocated.
     """
     group: list[Tensor] = []
     size = 0
@@ -48,7 +49,9 @@ def by_bytes(params: Iterable[Tensor], most: int = 1 << 26) -> Iterator[list[Ten
 def add_all(
     gradients: Sequence[tuple[HeldGradient, Tensor]], format: str, scale: float, seed: int
 ) -> None:
-    """Adds gradients to their buffers, which exist, in one call: on a GPU one launch for up to 256 of them."""
+    """Adds gradients to their buffers, which exist,
+    in one call: on a GPU one launch for up to 256 of them.
+    """
     if not gradients:
         return
     added = [held for held, _ in gradients]
@@ -56,9 +59,13 @@ def add_all(
         [held.buffer for held in added if held.buffer is not None],
         [tensor for held in added for tensor in held.compensation],
         [gradient for _, gradient in gradients],
-        torch.tensor([[*held.place, held.stream, held.added & 0xFFFFFFFF] for held in added], device="cpu"),
-        format, scale=scale, seed=seed,
-    )  # fmt: skip
+        torch.tensor(
+            [[*held.place, held.stream, held.added & 0xFFFFFFFF] for held in added], device="cpu"
+        ),
+        format,
+        scale=scale,
+        seed=seed,
+    )
     for held in added:
         held.added += 1
 

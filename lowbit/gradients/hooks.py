@@ -1,4 +1,6 @@
-"""Checks for hooks on gradients, the registry of parameters that have one, and recovery after a failed pass."""
+"""Checks for hooks on gradients, the registry of parameters that have one,
+and recovery after a failed pass.
+"""
 
 from __future__ import annotations
 
@@ -27,10 +29,13 @@ def stepper_of(p: Tensor) -> Any:
 
 
 def check_model(model: nn.Module, what: str) -> None:
-    """Raises ValueError if a DistributedDataParallel is nested in the model: the hooks must know of its reducer."""
+    """Raises ValueError if a DistributedDataParallel is nested in the model: the hooks must know of
+    its reducer.
+    """
     if not sharding.is_ddp(model) and any(sharding.is_ddp(m) for m in model.modules()):
         raise ValueError(
-            f"this {type(model).__name__} contains a DistributedDataParallel; call {what} on that module itself"
+            f"this {type(model).__name__} contains a DistributedDataParallel; call {what} on that "
+            "module itself"
         )
 
 
@@ -38,47 +43,63 @@ def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
     """Raises ValueError if a parameter can have no hook, or no second one."""
     if stepper_of(p) is not None:
         raise ValueError(
-            f"{name!r} is stepped in the backward pass already, as soon as it has a gradient; call lowbit.accumulate before lowbit.step_in_backward, "
-            "and each once (`remove()` removes hooks)"
+            f"{name!r} is stepped in the backward pass already, as soon as it has a gradient; call "
+            "lowbit.accumulate before lowbit.step_in_backward, and "
+            "each once (`remove()` removes hooks)"
         )
     if what == "lowbit.accumulate" and accumulator_of(p) is not None:
         raise ValueError(f"{name!r} has an accumulator already; `remove()` that one first")
     if hooks and p in sharding.flats and not sharding.is_flat(p):
         raise ValueError(
-            f"{name!r} is a vector of parameters that lowbit.flat.bind bound, which steps as a whole: step after the backward pass"
+            f"{name!r} is a vector of parameters that lowbit.flat.bind bound, which steps as a "
+            "whole: step after the backward pass"
         )
     if hooks and sharding.is_flat(p):
         instead = (
-            "use lowbit.accumulate(model, hooks=False) and call accumulator.add() after each backward pass"
+            (
+                "use lowbit.accumulate(model, hooks=False) and call accumulator.add() after each "
+                "backward pass"
+            )
             if what == "lowbit.accumulate"
             else "step after the backward pass, or use fully_shard (FSDP2)"
         )
         raise ValueError(
-            f"{name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), whose hooks never run, or run before the reduction; {instead}"
+            f"{name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), whose hooks never run, "
+            f"or run before the reduction; {instead}"
         )
 
 
 def check_place(model: nn.Module, *_: Any, what: str, names: Mapping[str, Tensor]) -> None:
-    """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its parameters got hooks."""
+    """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its
+    parameters got hooks.
+    """
     if sharding.inside_ddp(model):
         raise RuntimeError(
-            f"{what} was called on a module inside DistributedDataParallel, whose reducer would average gradients that the hooks have already "
-            "moved; call it on the DistributedDataParallel module"
+            f"{what} was called on a module inside DistributedDataParallel, whose reducer would "
+            "average gradients that the hooks have already moved; call it on the "
+            "DistributedDataParallel module"
         )
     now = {id(p) for p in model.parameters()}
     for name, p in names.items():
         if id(p) not in now and not sharding.is_sharded(p):
             sharded = sharding.is_fully_sharded(model)
-            why = f"fully_shard was called after {what}" if sharded else "the model has another parameter there now"  # fmt: skip
+            why = (
+                f"fully_shard was called after {what}"
+                if sharded
+                else "the model has another parameter there now"
+            )
             raise RuntimeError(
-                f"the hook on {name!r} will never run: {why}; call {what} on the model as it is trained"
+                f"the hook on {name!r} will never run: {why}; call {what} "
+                "on the model as it is trained"
             )
 
 
 class Recovery:
-    """Recovery of DistributedDataParallel or FSDP2 after a pass that raised on every rank; the next pass can then run.
+    """Recovery of DistributedDataParallel or FSDP2 after a pass that raised on every rank;
+    the next pass can then run.
 
-    DDP recovers in the next forward pass: its ranks must act together, and a rank that exits never gets there.
+    DDP recovers in the next forward pass: its ranks must act together,
+    and a rank that exits never gets there.
     """
 
     def __init__(self, model: nn.Module, params: Iterable[Tensor]) -> None:
@@ -101,15 +122,17 @@ class Recovery:
     def _recover(self) -> None:
         if self._first:
             raise RuntimeError(
-                "the first backward pass of this DistributedDataParallel(static_graph=True) raised while its reducer counted gradients, and torch cannot "
-                "restart that pass; wrap the model again, and build the optimizer and hooks from the new wrapper"
+                "the first backward pass of this DistributedDataParallel(static_graph=True) raised "
+                "while its reducer counted gradients, and torch cannot restart that pass; wrap the "
+                "model again, and build the optimizer and hooks from the new wrapper"
             )
         now = {id(p) for p in self._model.parameters()}
         if self._ddp:
             sharding.reset_reducer(self._model)
         elif any(id(p) not in now for p in self._params):
             raise RuntimeError(
-                "a pass under fully_shard (FSDP2) raised and left parameters unsharded, and this torch cannot reshard them: "
-                "FSDPModule.reset_iter_state needs torch 2.13 or later; load the last checkpoint into a new model"
+                "a pass under fully_shard (FSDP2) raised and left parameters unsharded, and this "
+                "torch cannot reshard them: FSDPModule.reset_iter_state needs torch 2.13 or later; "
+                "load the last checkpoint into a new model"
             )
         self._raised = False

@@ -1,4 +1,6 @@
-"""Whether a model's own forward and backward pass has the same bits every time, after others, and on every rank."""
+"""Whether a model's own forward and backward pass has the same bits every time, after others,
+and on every rank.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,8 @@ from torch import Tensor, nn
 
 from lowbit import sharding
 
-Trace = list[
-    tuple[str, str, str]
-]  # (module, "output" or "gradient", digest), in the order of the passes
+# (module, "output" or "gradient", digest), in the order of the passes
+Trace = list[tuple[str, str, str]]
 
 _CURES: list[tuple[tuple[type, ...], str]] = [
     (
@@ -25,7 +26,10 @@ _CURES: list[tuple[tuple[type, ...], str]] = [
     ),
     (
         (nn.modules.conv._ConvNd,),
-        "cuDNN chooses by measuring: torch.backends.cudnn.deterministic = True and benchmark = False",
+        (
+            "cuDNN chooses by measuring: torch.backends.cudnn.deterministic "
+            "= True and benchmark = False"
+        ),
     ),
     (
         (nn.modules.batchnorm._BatchNorm,),
@@ -36,10 +40,13 @@ _CURES: list[tuple[tuple[type, ...], str]] = [
         "cuDNN needs CUBLAS_WORKSPACE_CONFIG=:4096:2 and torch.use_deterministic_algorithms(True)",
     ),
 ]
-_CURE = "try torch.use_deterministic_algorithms(True), and the same number of threads everywhere (torch.set_num_threads)"
+_CURE = (
+    "try torch.use_deterministic_algorithms(True), and the same number of threads everywhere "
+    "(torch.set_num_threads)"
+)
 _RANKS = (
-    "the ranks differ: they need the same weights, the same number of threads and processors of one kind, whose products torch "
-    "computes in one order"
+    "the ranks differ: they need the same weights, the same number of threads and processors of "
+    "one kind, whose products torch computes in one order"
 )
 
 
@@ -58,7 +65,10 @@ class Reproducibility:
     def __str__(self) -> str:
         if self:
             return "the forward and backward pass has the same bits every time and on every rank"
-        return f"the {self.differs} of {self.module or 'the model'!r} differs between {self.between}; {self.cure}"
+        return (
+            f"the {self.differs} of {self.module or 'the model'!r} differs "
+            f"between {self.between}; {self.cure}"
+        )
 
 
 def check_reproducible(
@@ -68,18 +78,20 @@ def check_reproducible(
     others: Callable[[], Any] | None = None,
     seed: int = 0,
 ) -> Reproducibility:
-    """Runs one micro-batch twice, with work of another kind between, and compares everything that modules compute.
+    """Runs one micro-batch twice, with work of another kind between,
+    and compares everything that modules compute.
 
-    Training has the same bits on any number of ranks only if this does: `lowbit.accumulate(rounding="exact")` adds
-    gradients exactly, and cannot repair a gradient that was different before. Call it on every rank, with the same
-    micro-batch, on the model as it is trained. Weights stay as they are; buffers are put back, and gradients are
-    cleared.
+    Training has the same bits on any number of ranks only if this does:
+    `lowbit.accumulate(rounding="exact")` adds gradients exactly, and cannot repair a gradient that
+    was different before. Call it on every rank, with the same micro-batch, on the model as it is
+    trained. Weights stay as they are; buffers are put back, and gradients are cleared.
 
     Args:
         model: the model.
-        run: the forward pass of a micro-batch. It returns the loss, and is called with torch's generators seeded.
-        others: other work between the two passes, such as the passes of a larger batch; it may move what an allocator
-            or an autotuner chooses. By default none.
+        run: the forward pass of a micro-batch. It returns the loss,
+            and is called with torch's generators seeded.
+        others: other work between the two passes, such as the passes of a larger batch; it may move
+            what an allocator or an autotuner chooses. By default none.
         seed: of torch's generators during a pass; 0 by default.
 
     Returns:

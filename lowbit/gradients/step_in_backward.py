@@ -37,23 +37,26 @@ def step_in_backward(
         opt.step()        # ends the step: parameters without a hook, the norm for the next step
         scheduler.step()
 
-    The result has the bits of a step after the backward pass. On FSDP2 call it after `fully_shard`; the step runs
-    once a gradient's shard has been reduced; sharded experts, [E, H, D], whose rule reduces over ranks are stepped by
-    `opt.step()`, which agrees on who has a gradient. Under DistributedDataParallel, which keeps its buckets allocated anyway,
-    all parameters are stepped when the reducer has finished. With `lowbit.accumulate`, called first, the last
-    micro-batch steps. Without it, run all backward passes of a step but the last in `with released.hold():`, where
-    `released` is the returned object.
+    The result has the bits of a step after the backward pass. On FSDP2 call it after `fully_shard`;
+    the step runs once a gradient's shard has been reduced; sharded experts, [E, H, D], whose rule
+    reduces over ranks are stepped by `opt.step()`, which agrees on who has a gradient. Under
+    DistributedDataParallel, which keeps its buckets allocated anyway, all parameters are stepped
+    when the reducer has finished. With `lowbit.accumulate`, called first, the last micro-batch
+    steps. Without it, run all backward passes of a step but the last in `with released.hold():`,
+    where `released` is the returned object.
 
     Args:
-        model: the model as it is trained. `opt.step()` steps parameters of `opt` that are not in it.
+        model: the model as it is trained.
+            `opt.step()` steps parameters of `opt` that are not in it.
         opt: an optimizer of lowbit with parameters of the model.
-        scaler: the torch.amp.GradScaler that scales the loss; None by default. Call `scaler.step(released)` instead of
-            `opt.step()`, then `scaler.update()`. A parameter whose gradient is not finite is not stepped. The others
-            are, since most of them have already been stepped when it is found.
-        max_norm: clips by the norm of the *previous* step's gradients; None (default) does not clip. This step's norm
-            is known only after its first gradients were used. Gradients are divided by max(1, (previous norm + 1e-6)
-            / max_norm), in the first step by 1. Unlike `clip_grad_norm_`, this clips a sudden large gradient one step
-            late.
+        scaler: the torch.amp.GradScaler that scales the loss; None by default. Call
+            `scaler.step(released)` instead of `opt.step()`, then `scaler.update()`. A parameter
+            whose gradient is not finite is not stepped. The others are, since most of them have
+            already been stepped when it is found.
+        max_norm: clips by the norm of the *previous* step's gradients; None (default) does not
+            clip. This step's norm is known only after its first gradients were used. Gradients are
+            divided by max(1, (previous norm + 1e-6) / max_norm), in the first step by 1. Unlike
+            `clip_grad_norm_`, this clips a sudden large gradient one step late.
         norm_type: of that norm; 2 by default, positive.
 
     Returns:
@@ -61,9 +64,9 @@ def step_in_backward(
 
     Raises:
         TypeError: the optimizer belongs to another library.
-        ValueError: FSDP1, whose hooks never run or run before the reduction; a parameter that is already stepped in the
-            backward pass; an optimizer without a parameter of the model; a scaler with sharded experts; a negative max_norm; or a norm_type that is
-            not positive.
+        ValueError: FSDP1, whose hooks never run or run before the reduction; a parameter that is
+            already stepped in the backward pass; an optimizer without a parameter of the model; a
+            scaler with sharded experts; a negative max_norm; or a norm_type that is not positive.
     """
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}")
@@ -78,7 +81,8 @@ class InBackward:
     """The handle that `step_in_backward` returns. GradScaler accepts it as an optimizer.
 
     Attributes:
-        norm: of the last whole step's gradients: a float32 tensor of no dimensions, or None without max_norm.
+        norm: of the last whole step's gradients: a float32 tensor of no dimensions,
+            or None without max_norm.
     """
 
     _step_supports_amp_scaling = True
@@ -111,7 +115,9 @@ class InBackward:
                     places.check_free(p, own[id(p)], "lowbit.step_in_backward")
                     self._groups[p] = number
         if not self._groups and not late:
-            raise ValueError("the optimizer has no parameter of this model; build it after the model is sharded")  # fmt: skip
+            raise ValueError(
+                "the optimizer has no parameter of this model; build it after the model is sharded"
+            )
         for p in self._groups:
             places.steppers[p] = weakref.ref(self)
             hook = self._after_reducer if self._ddp else self._hook
@@ -132,14 +138,17 @@ class InBackward:
         experts = [(p, lay) for _, p, lay in self.opt.laid_out() if is_cut_batch(p, lay)]
         if experts and self.scaler is not None:
             raise ValueError(
-                f"step_in_backward with a GradScaler asks all ranks about each gradient, but a rank whose experts {own.get(id(experts[0][0]))!r} "
-                "get no token has none: train in bfloat16 without a scaler, or step after the backward pass"
+                "step_in_backward with a GradScaler asks all ranks about each gradient, but a "
+                f"rank whose experts {own.get(id(experts[0][0]))!r} get no token has none: train "
+                "in bfloat16 without a scaler, or step after the backward pass"
             )
         return {p for p, lay in experts if waits_for_others(p, lay)}
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Context of all backward passes of a step but the last: gradients add up in `p.grad`, nothing is stepped."""
+        """Context of all backward passes of a step but the last: gradients add up in `p.grad`,
+        nothing is stepped.
+        """
         before, self._held = self._held, True
         try:
             yield
@@ -149,8 +158,9 @@ class InBackward:
     def reset(self) -> None:
         """Discards a step whose backward pass raised. Call it on every rank.
 
-        Neither the norm nor the scaler then counts its gradients in the next step, and DDP and FSDP2 can run the next
-        pass. Parameters that were stepped stay stepped. Clear gradients that were not used with `zero_grad()`.
+        Neither the norm nor the scaler then counts its gradients in the next step, and DDP and
+        FSDP2 can run the next pass. Parameters that were stepped stay stepped. Clear gradients that
+        were not used with `zero_grad()`.
         """
         self._recovery.raised()
         self._begun = False
@@ -205,7 +215,9 @@ class InBackward:
         return scale if self._divisor is None else scale * self._divisor
 
     def _look(self, p: Tensor, before: Tensor | None) -> Tensor:
-        """1 if any rank's part of the gradient has a value that is not finite, else 0: float32 of no dimensions."""
+        """1 if any rank's part of the gradient has a value that is not finite,
+        else 0: float32 of no dimensions.
+        """
         finite = sharding.gradient(p).isfinite().all()
         bad = (~finite).to(torch.int32).reshape(1)
         groups = sharding.process_groups(p)
@@ -217,18 +229,19 @@ class InBackward:
         return found if before is None else torch.maximum(before.to(found.device), found)
 
     def _after_reducer(self, p: Tensor) -> None:
-        """Queues one step of all parameters for the end of this backward pass, after the reducer's own callbacks."""
-        if (
-            places.accumulator_of(p) is not None
-        ):  # the accumulator calls `_reduced` after the last micro-batch
+        """Queues one step of all parameters for the end of this backward pass,
+        after the reducer's own callbacks.
+        """
+        # the accumulator calls `_reduced` after the last micro-batch
+        if places.accumulator_of(p) is not None:
             return
         task = torch._C._current_graph_task_id()
         if self._held or self._queued == task or not self._model.require_backward_grad_sync:
             return
         self._queued = task
         queue = torch.autograd.Variable._execution_engine.queue_callback
-        # The reducer queues its end when the last bucket is ready; with static_graph=True a callback of its own
-        # queues it.
+        # The reducer queues its end when the last bucket is ready; with static_graph=True a
+        # callback of its own queues it.
         queue(lambda: queue(lambda: queue(self._reduced)))
 
     @torch.no_grad()
@@ -253,7 +266,8 @@ class InBackward:
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        """Groups for GradScaler to search for infinities: one flag per device, and the parameters not yet stepped.
+        """Groups for GradScaler to search for infinities: one flag per device,
+        and the parameters not yet stepped.
 
         A flag is a tensor whose gradient is infinite if any stepped gradient was not finite.
         """
@@ -269,14 +283,18 @@ class InBackward:
         """Clips parameters that no hook stepped in the last micro-batch like the others."""
         if self.max_norm is None:
             return None
-        self._begin()  # even if this rank has no gradient: other ranks wait for its part of the norm
+        # even if this rank has no gradient: other ranks wait for its part of the norm
+        self._begin()
         for group in opt.param_groups:
             for p in group["params"]:
                 self._sums.add(p)
         if self._divisor is None:
             return None
         given = kwargs.get("grad_scale")
-        return args, {**kwargs, "grad_scale": self._divisor if given is None else self._divisor * given}  # fmt: skip
+        return args, {
+            **kwargs,
+            "grad_scale": self._divisor if given is None else self._divisor * given,
+        }
 
     def _end(self, opt: Any, args: Any, kwargs: Any) -> None:
         if self.max_norm is not None:

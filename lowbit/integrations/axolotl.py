@@ -34,9 +34,11 @@ class LowbitArgs(BaseModel):
 
 
 class LowbitPlugin(BasePlugin):
-    """Gives axolotl's trainer an optimizer of lowbit, as `lowbit.integrations.transformers.optimizer` makes it.
+    """Gives axolotl's trainer an optimizer of lowbit, as
+    `lowbit.integrations.transformers.optimizer` makes it.
 
-    Learning rate, weight decay, betas, epsilon and the schedule are those of the YAML file. Leave out `optimizer:`.
+    Learning rate, weight decay, betas, epsilon and the schedule are those of the YAML file.
+    Leave out `optimizer:`.
     """
 
     def get_input_args(self) -> str:
@@ -47,12 +49,13 @@ class LowbitPlugin(BasePlugin):
         """Sets the trainer's `optimizer_cls_and_kwargs`.
 
         Raises:
-            ValueError: the file chooses another optimizer too, or has settings of groups or options that this one does
-                not read; or as `optimizer` raises it.
+            ValueError: the file chooses another optimizer too, or has settings of groups or options
+                that this one does not read; or as `optimizer` raises it.
         """
         if trainer.optimizer_cls_and_kwargs is not None or cfg.optimizer not in (None, *TORCHS):
             raise ValueError(
-                f"the file has optimizer: {cfg.optimizer} beside LowbitPlugin, which chooses {cfg.lowbit_optimizer}; leave out one of the two"
+                f"the file has optimizer: {cfg.optimizer} beside LowbitPlugin, which chooses "
+                f"{cfg.lowbit_optimizer}; leave out one of the two"
             )
         if unread := [name for name in UNREAD if getattr(trainer.args, name, None) is not None]:
             instead = (
@@ -69,5 +72,7 @@ class LowbitPlugin(BasePlugin):
 
 
 def _build(model: Any, *_: Any, **options: Any) -> LowbitOptimizer:
-    """The optimizer of a model; axolotl also passes its training arguments, and transformers' Trainer does not."""
+    """The optimizer of a model; axolotl also passes its training arguments,
+    and transformers' Trainer does not.
+    """
     return build(model, **options)

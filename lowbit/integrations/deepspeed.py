@@ -18,7 +18,8 @@ from lowbit.optim.optimizer import LowbitOptimizer
 
 
 def initialize(*args: Any, export: str | None = None, **keywords: Any) -> tuple[Any, ...]:
-    """`deepspeed.initialize` and then `bind`, so that what cannot be served raises here and not in the first step.
+    """`deepspeed.initialize` and then `bind`,
+    so that what cannot be served raises here and not in the first step.
 
     Args:
         args, keywords: those of `deepspeed.initialize`.
@@ -40,10 +41,12 @@ def initialize(*args: Any, export: str | None = None, **keywords: Any) -> tuple[
 def bind(engine: Any, *, export: str | None = None) -> None:
     """Binds the engine's optimizer to the parameters that ZeRO has cut into flat partitions.
 
-    Call it on every rank after `deepspeed.initialize`, before the first step or load. State then follows the parameters'
-    names and shapes; weights and state are the bits of one process that steps float32 weights with the same gradients.
-    `engine.save_checkpoint` and `load_checkpoint` work with the same number of ranks, `lowbit.flat.get_state_dict`
-    and `torch.distributed.checkpoint` with any. Without ZeRO's partitions, as in stage 0, there is nothing to do.
+    Call it on every rank after `deepspeed.initialize`, before the first step or load. State then
+    follows the parameters' names and shapes; weights and state are the bits of one process that
+    steps float32 weights with the same gradients. `engine.save_checkpoint` and `load_checkpoint`
+    work with the same number of ranks, `lowbit.flat.get_state_dict` and
+    `torch.distributed.checkpoint` with any. Without ZeRO's partitions, as in stage 0, there is
+    nothing to do.
 
     Args:
         engine: what `deepspeed.initialize` returned.
@@ -52,14 +55,16 @@ def bind(engine: Any, *, export: str | None = None) -> None:
 
     Raises:
         TypeError: the engine's optimizer is none of lowbit's.
-        ValueError: what is configured cannot be served, such as NVMe offload; or the rule needs whole matrices.
+        ValueError: what is configured cannot be served, such as NVMe offload;
+            or the rule needs whole matrices.
         RuntimeError: the optimizer was stepped before.
     """
     zero = engine.optimizer
     opt = getattr(zero, "optimizer", zero)
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(
-            f"the engine's optimizer is {type(opt).__name__}; pass one of lowbit's to deepspeed.initialize(optimizer=...)"
+            f"the engine's optimizer is {type(opt).__name__}; pass one of lowbit's to "
+            "deepspeed.initialize(optimizer=...)"
         )
     slices = list(_slices(zero))
     if not slices:
@@ -151,34 +156,55 @@ def _check_weights(opt: LowbitOptimizer) -> None:
         for chosen in (each.get("param_format", "auto") for each in options):
             if chosen not in ("auto", "nearest", "float32"):
                 raise ValueError(
-                    f"lowbit does not serve param_format={chosen!r} under DeepSpeed: ZeRO keeps float32 weights of its own, and those are stepped. Leave "
-                    "param_format out, or use FSDP2 (fully_shard), which keeps none"
+                    f"lowbit does not serve param_format={chosen!r} under DeepSpeed: ZeRO keeps "
+                    "float32 weights of its own, and those are stepped. Leave param_format out, "
+                    "or use FSDP2 (fully_shard), which keeps none"
                 )
 
 
 def _refused(engine: Any, zero: Any) -> str | None:
     """What of ZeRO cannot be served, and what to use instead."""
     if getattr(zero, "swap_optimizer", False):
-        return "NVMe offload of optimizer state, which moves the float32 state of its own optimizers: offload to the CPU, or use no offload"
+        return (
+            "NVMe offload of optimizer state, which moves the float32 state of its own optimizers: "
+            "offload to the CPU, or use no offload"
+        )
     if getattr(zero, "zenflow", False) or type(zero).__name__.startswith("SuperOffload"):
         return "ZenFlow and SuperOffload, which step by optimizers of their own: turn them off"
     if getattr(zero, "backup_optimizer", None) is not None:
-        return "partial offload, which steps a part by an Adam of its own: set offload_optimizer.ratio to 1"
+        return (
+            "partial offload, which steps a part by an Adam of its own: set "
+            "offload_optimizer.ratio to 1"
+        )
     if getattr(zero, "elastic_checkpoint", False):
-        return "elastic checkpoints, which cut state like weights: set elastic_checkpoint to false, and change the number of ranks by lowbit.flat.get_state_dict"
+        return (
+            "elastic checkpoints, which cut state like weights: set elastic_checkpoint to false, "
+            "and change the number of ranks by lowbit.flat.get_state_dict"
+        )
     universal = getattr(engine, "load_universal_checkpoint", None)
     if universal is not None and universal():
-        return "loading of Universal Checkpoints, which writes into flat float32 state: turn load_universal off, and load the folder by lowbit.load_optimizer after bind"
+        return (
+            "loading of Universal Checkpoints, which writes into flat float32 state: turn "
+            "load_universal off, and load the folder by lowbit.load_optimizer after bind"
+        )
     # Only the engine knows the next two in every stage.
     if getattr(engine, "has_moe_layers", False) or getattr(zero, "has_moe_layers", False):
-        return "mixture-of-experts layers, whose experts have the same names on different ranks: use FSDP2 (fully_shard) with expert parallelism"
+        return (
+            "mixture-of-experts layers, whose experts have the same names on different ranks: use "
+            "FSDP2 (fully_shard) with expert parallelism"
+        )
     if _tensor_parallel(getattr(engine, "mpu", None)) > 1:
-        return "tensor parallelism under ZeRO, whose parts have the same names on different ranks: use FSDP2 over DTensors"
+        return (
+            "tensor parallelism under ZeRO, whose parts have the same names on different ranks: "
+            "use FSDP2 over DTensors"
+        )
     return None
 
 
 def _tensor_parallel(mpu: Any) -> int:
-    """The ranks that share a tensor. A pipeline's stages, which an `mpu` may count as model parallel, have tensors of their own."""
+    """The ranks that share a tensor. A pipeline's stages, which an `mpu` may count as model
+    parallel, have tensors of their own.
+    """
     # The newest name first.
     for kind in ("tensor_model_parallel", "slice_parallel", "model_parallel"):
         if (ask := getattr(mpu, f"get_{kind}_world_size", None)) is not None:

@@ -27,10 +27,11 @@ from lowbit.optim.optimizer import LowbitOptimizer
 
 @dataclass
 class LowbitConfig(OptimizerConfig):
-    """Builds an optimizer of lowbit for each part of a model, with names, and groups as `lowbit.param_groups` makes them.
+    """Builds an optimizer of lowbit for each part of a model, with names, and groups as
+    `lowbit.param_groups` makes them.
 
-    `_target_: lowbit.AdamW` works too, but Automodel passes that class parameters without names: random bits then go by
-    position, and embeddings are quantized.
+    `_target_: lowbit.AdamW` works too, but Automodel passes that class parameters without names:
+    random bits then go by position, and embeddings are quantized.
 
     Attributes:
         optimizer: a class of lowbit; "AdamW" by default.
@@ -57,14 +58,17 @@ class LowbitConfig(OptimizerConfig):
     def build(
         self, model: Any, *, device_mesh: Any = None, is_peft: bool = False
     ) -> list[LowbitOptimizer]:
-        """One optimizer for each of `model.parts`, or for the model. Warns of each override that no parameter gets."""
+        """One optimizer for each of `model.parts`, or for the model.
+        Warns of each override that no parameter gets.
+        """
         matched: set[int] = set()
         parts = getattr(model, "parts", [model])
         made = [self._build_optimizer(self._groups(part, matched)) for part in parts]
         for number, rule in enumerate(self.param_group_overrides):
             if number not in matched:
                 warnings.warn(
-                    f"the pattern {rule.pattern!r} of param_group_overrides matches no parameter of this rank that an earlier pattern leaves",
+                    f"the pattern {rule.pattern!r} of param_group_overrides matches no parameter "
+                    "of this rank that an earlier pattern leaves",
                     stacklevel=outside(),
                 )
         return made
@@ -77,7 +81,8 @@ class LowbitConfig(OptimizerConfig):
         return self._cls(params, lr=self.lr, weight_decay=self.weight_decay, **options)
 
     def _groups(self, part: nn.Module, matched: set[int]) -> list[dict[str, Any]]:
-        """The groups of `lowbit.param_groups`, split by the first override whose pattern is found in a name.
+        """The groups of `lowbit.param_groups`,
+        split by the first override whose pattern is found in a name.
 
         Numbers of such overrides are added to `matched`.
         """

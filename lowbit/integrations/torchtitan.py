@@ -2,8 +2,8 @@
 
 In a model's configuration write `optimizer=lowbit.integrations.torchtitan.adamw(lr=3e-4)`. Or write
 `LowbitOptimizers.Config(param_groups=[...])` with
-`ParamGroupConfig(optimizer_name="lowbit.AdamW", optimizer_kwargs={"lr": 3e-4, "state_format": "4bit"})`.
-torchtitan's own names keep their meaning.
+`ParamGroupConfig(optimizer_name="lowbit.AdamW", optimizer_kwargs={"lr": 3e-4, "state_format":
+"4bit"})`. torchtitan's own names keep their meaning.
 """
 
 from __future__ import annotations
@@ -42,12 +42,14 @@ class LowbitOptimizers(OptimizersContainer):
 def adamw(
     lr: float = 8e-4, *, full_precision: str | None = FULL_PRECISION, **options: Any
 ) -> LowbitOptimizers.Config:
-    """A configuration with `lowbit.AdamW` for all parameters, and torchtitan's betas (0.9, 0.95) and weight decay 0.1.
+    """A configuration with `lowbit.AdamW` for all parameters,
+    and torchtitan's betas (0.9, 0.95) and weight decay 0.1.
 
     Args:
         lr: learning rate; 8e-4 by default.
-        full_precision: a regular expression; parameters whose name it matches keep float32 state. It must match some
-            parameter. The default matches the embedding and output heads; None makes no such group.
+        full_precision: a regular expression; parameters whose name it matches keep float32 state.
+            It must match some parameter. The default matches the embedding and output heads; None
+            makes no such group.
         options: further arguments of `lowbit.AdamW`.
     """
     given = {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, **options}
@@ -56,5 +58,10 @@ def adamw(
     ]
     if full_precision is not None:
         own = {**given, "full_precision": True}
-        groups.insert(0, ParamGroupConfig(pattern=full_precision, optimizer_name="lowbit.AdamW", optimizer_kwargs=own))  # fmt: skip
+        groups.insert(
+            0,
+            ParamGroupConfig(
+                pattern=full_precision, optimizer_name="lowbit.AdamW", optimizer_kwargs=own
+            ),
+        )
     return LowbitOptimizers.Config(param_groups=groups)

@@ -1,4 +1,6 @@
-"""Hugging Face Transformers: `Trainer(optimizer_cls_and_kwargs=lowbit.integrations.transformers.optimizer(args))`."""
+"""Hugging Face Transformers:
+`Trainer(optimizer_cls_and_kwargs=lowbit.integrations.transformers.optimizer(args))`.
+"""
 
 from __future__ import annotations
 
@@ -20,25 +22,29 @@ CONSTANT = ("constant", "constant_with_warmup")  # Trainer's schedules that do n
 def optimizer(
     args: TrainingArguments, name: str = "AdamW", **options: Any
 ) -> tuple[Callable[[], Callable[..., LowbitOptimizer]], dict[str, Any]]:
-    """The `optimizer_cls_and_kwargs` of `Trainer`: a factory, so that parameters come with their names.
+    """The `optimizer_cls_and_kwargs` of `Trainer`: a factory,
+    so that parameters come with their names.
 
-    Groups are the Trainer's, without weight decay for biases and norms. `optimizer.pt` of a Trainer that trained with
-    torch's optimizer loads too, by the Trainer or by `lowbit.load_optimizer`: its numbers are those of the Trainer's
-    two groups. Each is split as `lowbit.param_groups` does:
-    embeddings and output head keep full-precision state. Under FSDP1 the optimizer is bound to the model with
-    `export="fp32"`.
+    Groups are the Trainer's, without weight decay for biases and norms. `optimizer.pt` of a Trainer
+    that trained with torch's optimizer loads too, by the Trainer or by `lowbit.load_optimizer`: its
+    numbers are those of the Trainer's two groups. Each is split as `lowbit.param_groups` does:
+    embeddings and output head keep full-precision state. Under FSDP1 the optimizer is bound to the
+    model with `export="fp32"`.
 
     Args:
-        args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW the betas and epsilon.
-            With the last, `Trainer` needs the callback `ScheduleFreeCallback`, and `lr_scheduler_type="constant"`.
+        args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW
+            the betas and epsilon. With the last, `Trainer` needs the callback
+            `ScheduleFreeCallback`, and `lr_scheduler_type="constant"`.
         name: a class of lowbit; "AdamW" by default.
-        options: further arguments of that class (`state_format="4bit"`, `seed=1`); they replace those of `args`.
+        options: further arguments of that class (`state_format="4bit"`, `seed=1`);
+            they replace those of `args`.
 
     Returns:
         (factory, arguments), as `Trainer` takes them.
 
     Raises:
-        ValueError: lowbit has no such class; or the schedule of `args` decays the learning rate of ScheduleFreeAdamW.
+        ValueError: lowbit has no such class;
+            or the schedule of `args` decays the learning rate of ScheduleFreeAdamW.
     """
     cls = optimizer_named(name)
     if cls is None:
@@ -46,7 +52,8 @@ def optimizer(
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if issubclass(cls, lowbit.ScheduleFreeAdamW) and schedule not in CONSTANT:
         raise ValueError(
-            f"ScheduleFreeAdamW averages in place of a schedule, and lr_scheduler_type is {schedule!r}: set it to 'constant' in TrainingArguments, "
+            "ScheduleFreeAdamW averages in place of a schedule, and lr_scheduler_type is "
+            f"{schedule!r}: set it to 'constant' in TrainingArguments, "
             "with warmup_steps= of the optimizer"
         )
     given: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
@@ -58,28 +65,32 @@ def optimizer(
 def from_optim_args(
     args: TrainingArguments,
 ) -> tuple[Callable[[], Callable[..., LowbitOptimizer]], dict[str, Any]]:
-    """`optimizer` with what `args.optim_args` says, for launchers whose configuration is all there is.
+    """`optimizer` with what `args.optim_args` says,
+    for launchers whose configuration is all there is.
 
     Args:
-        args: with `optim_args` such as "name=AdamW,state_format=4bit,seed=1". Values are Python's literals, true, false,
-            none, or else text.
+        args: with `optim_args` such as "name=AdamW,state_format=4bit,seed=1". Values are Python's
+            literals, true, false, none, or else text.
 
     Returns:
         As `optimizer`.
 
     Raises:
-        ValueError: an entry is not NAME=VALUE, or its name is no optimizer's option; or as in `optimizer`.
+        ValueError: an entry is not NAME=VALUE, or its name is no optimizer's option;
+            or as in `optimizer`.
     """
     options: dict[str, Any] = {}
     for entry in filter(None, (part.strip() for part in (args.optim_args or "").split(","))):
         key, found, value = (part.strip() for part in entry.partition("="))
         if not (key and found and value):
             raise ValueError(
-                f"optim_args has {entry!r}; its entries are NAME=VALUE, such as name=AdamW,state_format=4bit; a value has no comma"
+                f"optim_args has {entry!r}; its entries are NAME=VALUE, such as "
+                "name=AdamW,state_format=4bit; a value has no comma"
             )
         if key in ("args", "cls", "model"):  # arguments of the functions on the way
             raise ValueError(
-                f"optim_args has {entry!r}, which is no option of an optimizer; name= chooses the class"
+                f"optim_args has {entry!r}, which is no option of an "
+                "optimizer; name= chooses the class"
             )
         options[key] = _literal(value)
     return optimizer(args, **options)
@@ -96,17 +107,23 @@ def _literal(text: str) -> Any:
 
 
 class ScheduleFreeCallback(TrainerCallback):
-    """Saves the average of `ScheduleFreeAdamW`, as `Trainer(..., callbacks=[ScheduleFreeCallback()])`.
+    """Saves the average of `ScheduleFreeAdamW`, as
+    `Trainer(..., callbacks=[ScheduleFreeCallback()])`.
 
-    Trainer calls `optimizer.train()` before it trains and `optimizer.eval()` before it evaluates, but not before it
-    saves. This does so, and at the end of each epoch, so that the model has the average when training ends.
+    Trainer calls `optimizer.train()` before it trains and `optimizer.eval()` before it evaluates,
+    but not before it saves. This does so, and at the end of each epoch, so that the model has the
+    average when training ends.
     """
 
-    def on_step_end(self, args, state, control, optimizer=None, **_: Any) -> None:  # type: ignore[no-untyped-def]
+    def on_step_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
         if control.should_save:
             optimizer.eval()
 
-    def on_epoch_end(self, args, state, control, optimizer=None, **_: Any) -> None:  # type: ignore[no-untyped-def]
+    def on_epoch_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
         # Not at the end of training: by then the weights may be those of the best checkpoint.
         optimizer.eval()
 

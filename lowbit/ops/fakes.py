@@ -1,4 +1,6 @@
-"""What torch.compile and fake tensors take for the results of the operators: shapes and dtypes without values."""
+"""What torch.compile and fake tensors take for the results of the operators: shapes and dtypes
+without values.
+"""
 
 from __future__ import annotations
 

@@ -27,8 +27,8 @@ def accumulate(
         buffers: the running sums.
         compensation: the compensation of each buffer; empty if the format has none.
         grads: the gradients, in float32, bfloat16 or float16.
-        plan: int64 CPU [n, 6]: rows, columns, columns of the whole gradient, the first element's global index, the
-            stream of random bits, and the number of earlier additions.
+        plan: int64 CPU [n, 6]: rows, columns, columns of the whole gradient, the first element's
+            global index, the stream of random bits, and the number of earlier additions.
         format: a parameter format.
         scale: the factor of the gradients; 1 by default.
         seed: of the random bits; 0 by default.
@@ -40,7 +40,8 @@ def accumulate(
 
 
 def exact_powers(grads: Sequence[Tensor], power: int) -> Tensor:
-    """The exact sum of |g| (power 1) or g * g (power 2), each term rounded to float32. Ranks add the words.
+    """The exact sum of |g| (power 1) or g * g (power 2), each term rounded to float32.
+    Ranks add the words.
 
     Args:
         grads: contiguous CPU tensors.
@@ -58,15 +59,15 @@ MAX_ADDENDS = 4095  # of a mean: kMaxTerms of csrc/core/mean_bins.h
 def mean_add(words: Sequence[Tensor], addends: Sequence[Tensor], terms: int) -> None:
     """words += addends, in place, so that the result does not depend on the order of additions.
 
-    The words of a sum are opaque: one for each element, in the format of csrc/core/mean_bins.h. Zeros
-    are the empty sum.
+    The words of a sum are opaque: one for each element, in the format of csrc/core/mean_bins.h.
+    Zeros are the empty sum.
 
     Args:
         words: int64 [n] each, contiguous, on one device.
         addends: [rows, n] each, of float32, bfloat16 or float16, or int64 words of other sums. Each
             row is contiguous.
-        terms: the most addends that the sum of an element will have, 1 to MAX_ADDENDS. All sums that are
-            added to each other have the same number.
+        terms: the most addends that the sum of an element will have, 1 to MAX_ADDENDS. All sums
+            that are added to each other have the same number.
 
     Raises:
         RuntimeError: a tensor of a wrong dtype, shape or device, or too many terms.

@@ -42,7 +42,8 @@ def registered() -> dict[str, Any]:
 
 
 def number(kind: str, name: str) -> int:
-    """The catalog's index of a name. Operators take it because torch's stable ABI, up to 2.13, never frees a string.
+    """The catalog's index of a name. Operators take it because torch's stable ABI, up to 2.13,
+    never frees a string.
 
     Raises:
         RuntimeError: the catalog has no such name.
@@ -57,17 +58,23 @@ def number(kind: str, name: str) -> int:
 
 
 def catalog() -> dict[str, Any]:
-    """The formats and rules that the operators were built with, as `lowbit.catalog` describes them."""
+    """The formats and rules that the operators were built with,
+    as `lowbit.catalog` describes them.
+    """
     return json.loads(operators.catalog())
 
 
 def entries(kind: str) -> Sequence[Mapping[str, Any]]:
-    """The catalog's entries of a kind: "state", "rules" or "param". The result is shared: do not change it."""
+    """The catalog's entries of a kind: "state", "rules" or "param".
+    The result is shared: do not change it.
+    """
     return registered()[kind]
 
 
 def policy(what: str) -> Any:
-    """What csrc/policy decides about parameters: "presets", "thresholds", "slow_mean", "blocks" or "wrapper_prefixes". Shared: only to be read."""
+    """What csrc/policy decides about parameters: "presets", "thresholds", "slow_mean", "blocks" or
+    "wrapper_prefixes". Shared: only to be read.
+    """
     return registered()[what]
 
 
@@ -87,17 +94,23 @@ def _entry(kind: str, called: str, name: str, also: str = "") -> dict[str, Any]:
 
 
 def state_format(name: str) -> dict[str, Any]:
-    """The catalog's entry of a state format. Raises ValueError, which lists all names, if there is none."""
+    """The catalog's entry of a state format. Raises ValueError, which lists all names,
+    if there is none.
+    """
     return _entry("state", "state format", name)
 
 
 def param_format(name: str) -> dict[str, Any]:
-    """The catalog's entry of a parameter format. Raises ValueError, which lists all names, if there is none."""
+    """The catalog's entry of a parameter format. Raises ValueError, which lists all names,
+    if there is none.
+    """
     return _entry("param", "parameter format", name, "'auto', 'nearest', ")
 
 
 def rule(name: str) -> dict[str, Any]:
-    """The catalog's entry of an update rule. Raises ValueError, which lists all names, if there is none."""
+    """The catalog's entry of an update rule. Raises ValueError, which lists all names,
+    if there is none.
+    """
     return _entry("rules", "rule", name)
 
 

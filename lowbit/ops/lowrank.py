@@ -8,8 +8,8 @@ from torch import Tensor
 
 from lowbit.ops.library import number, operators
 
-# The passes of a low-rank step over the local part of one matrix, on the CPU, for lowbit/step/lowrank.py:
-# docs/lowrank.md.
+# The passes of a low-rank step over the local part of one matrix, on the CPU, for
+# lowbit/step/lowrank.py: docs/lowrank.md.
 projection = operators.projection
 
 
@@ -50,9 +50,17 @@ limit = operators.limit
 
 
 def apollo_step(
-    grad: Tensor, g_scale: float, scales: Tensor, tall: bool, hyper: Sequence[float], divisor: float,
-    param: Tensor, compensation: Tensor | None, format: str, *where: int,
-) -> None:  # fmt: skip
+    grad: Tensor,
+    g_scale: float,
+    scales: Tensor,
+    tall: bool,
+    hyper: Sequence[float],
+    divisor: float,
+    param: Tensor,
+    compensation: Tensor | None,
+    format: str,
+    *where: int,
+) -> None:
     """Updates the local part of a parameter by APOLLO.
 
     Args:
@@ -65,18 +73,26 @@ def apollo_step(
 
 
 def fira_step(
-    grad: Tensor, n: Tensor, p: Tensor, residual: Tensor, tall: bool, hyper: Sequence[float], divisor: float,
-    param: Tensor, compensation: Tensor | None, format: str, *where: int,
-) -> None:  # fmt: skip
+    grad: Tensor,
+    n: Tensor,
+    p: Tensor,
+    residual: Tensor,
+    tall: bool,
+    hyper: Sequence[float],
+    divisor: float,
+    param: Tensor,
+    compensation: Tensor | None,
+    format: str,
+    *where: int,
+) -> None:
     """Updates the local part of a parameter by Fira; `where` is as in `apollo_step`."""
     at = number("param", format)
     operators.fira_step(grad, n, p, residual, tall, hyper, divisor, param, compensation, at, *where)
 
 
 # The passes of a low-rank step over many matrices on a GPU, for lowbit/step/lowrank_cuda.py.
-lowrank_pass = (
-    operators.lowrank_pass
-)  # (pass, read, written, plan, hyper, table, grad_scale, found_inf)
+# (pass, read, written, plan, hyper, table, grad_scale, found_inf)
+lowrank_pass = operators.lowrank_pass
 
 
 lowrank_room = operators.lowrank_room  # () -> bytes of the table for each matrix

@@ -1,4 +1,6 @@
-"""The orthogonalization of Muon, and the product that it is made of, with the same bits on the CPU and on a GPU (docs/muon-design.md)."""
+"""The orthogonalization of Muon, and the product that it is made of, with the same bits on the CPU
+and on a GPU (docs/muon-design.md).
+"""
 
 from __future__ import annotations
 

@@ -34,22 +34,37 @@ def step(
         rule: a name in the catalog.
         params, grads: one local tensor for each parameter.
         state: for each parameter, the tensors of `Layout.entries()`.
-        steps: one float32 each, incremented in phase 0; on the CPU for CPU parameters, else on their device.
+        steps: one float32 each, incremented in phase 0; on the CPU for CPU parameters,
+            else on their device.
         plan: int64 CPU [n, columns], a row for each parameter as `plan_row` makes it.
-        phase: 0 .. `Layout.phases`. Each but the last measures something into `workspace`, which the caller reduces over the shards before the
-            next; the last updates.
+        phase: 0 .. `Layout.phases`. Each but the last measures something into `workspace`, which
+            the caller reduces over the shards before the next; the last updates.
         workspace: of `workspace()`; empty where there is one phase.
-        hyper: as the catalog lists them for the rule; `lr`, a tensor of one element, takes the place of `hyper[0]`.
-        grad_scale: gradients are divided by it. found_inf: where it is not 0 nothing happens at all.
+        hyper: as the catalog lists them for the rule; `lr`, a tensor of one element,
+            takes the place of `hyper[0]`.
+        grad_scale: gradients are divided by it.
+            found_inf: where it is not 0 nothing happens at all.
     """
     operators.step(
-        number("rules", rule), params, grads, state, steps, list(workspace.values()), plan, hyper,
-        lr=lr, grad_scale=grad_scale, found_inf=found_inf, maximize=maximize, seed=seed,
+        number("rules", rule),
+        params,
+        grads,
+        state,
+        steps,
+        list(workspace.values()),
+        plan,
+        hyper,
+        lr=lr,
+        grad_scale=grad_scale,
+        found_inf=found_inf,
+        maximize=maximize,
+        seed=seed,
         phase=phase,
-    )  # fmt: skip
+    )
 
 
-# Repeated steps over the same tensors: the plan becomes jobs once, and a step passes parameters and gradients (csrc/ops/prepared_step.cpp).
+# Repeated steps over the same tensors: the plan becomes jobs once, and a step passes parameters and
+# gradients (csrc/ops/prepared_step.cpp).
 def step_prepare(
     rule: str,
     params: Sequence[Tensor],
@@ -59,10 +74,12 @@ def step_prepare(
     streams: Sequence[Tensor],
     plan: Tensor,
 ) -> int:
-    """Makes and keeps the jobs of `step`, but neither parameters nor gradients; returns the number of the prepared step.
+    """Makes and keeps the jobs of `step`, but neither parameters nor gradients;
+    returns the number of the prepared step.
 
     Args:
-        streams: the streams that the plan was made with, int64 on the CPU, so that a change of their values is seen.
+        streams: the streams that the plan was made with, int64 on the CPU,
+            so that a change of their values is seen.
     """
     return operators.step_prepare(number("rules", rule), params, grads, state, steps, streams, plan)
 
@@ -70,14 +87,12 @@ def step_prepare(
 step_discard = operators.step_discard  # (number)
 
 
-step_take = (
-    operators.step_take
-)  # (number, params, grads) -> False, storing nothing, if a tensor has changed
+# (number, params, grads) -> False, storing nothing, if a tensor has changed
+step_take = operators.step_take
 
 
-step_take_table = (
-    operators.step_take_table
-)  # (number, table) -> the same of the addresses in a table of lowbit._tensors.take
+# (number, table) -> the same of the addresses in a table of lowbit._tensors.take
+step_take_table = operators.step_take_table
 
 
 def step_prepared(
@@ -89,6 +104,8 @@ def step_prepared(
     workspace: Mapping[str, Tensor] = MappingProxyType({}),
     **options: Any,
 ) -> None:
-    """`step` of a prepared step with the gradients that `step_take` or `step_take_table` got; its last phase releases them."""
+    """`step` of a prepared step with the gradients that `step_take` or `step_take_table` got; its
+    last phase releases them.
+    """
     tensors = list(workspace.values())
     operators.step_prepared(number, tensors, hyper, phase=phase, last=phase >= phases, **options)

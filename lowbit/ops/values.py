@@ -48,8 +48,8 @@ def quantize(x: Tensor, format: str, block: int) -> tuple[Tensor, Tensor]:
         block: the block's length in values.
 
     Returns:
-        Codes [rows, ceil(cols * bits / 8)] and scales [rows, ceil(cols / block) * scale_numbers], in the dtypes of
-        `state_format(format)`.
+        Codes [rows, ceil(cols * bits / 8)] and scales [rows, ceil(cols / block) * scale_numbers],
+        in the dtypes of `state_format(format)`.
     """
     return operators.quantize(x, number("state", format), block)
 
@@ -79,7 +79,9 @@ def dequantize_given(codes: Tensor, absmax: Tensor, format: str) -> Tensor:
 
 
 def join(stored: Tensor, compensation: Tensor | None, format: str) -> Tensor:
-    """The float32 values of a contiguous parameter and its compensation (None if its format has none). On the CPU."""
+    """The float32 values of a contiguous parameter and its compensation (None if its format has
+    none). On the CPU.
+    """
     return operators.join(stored, compensation, number("param", format))
 
 

@@ -1,4 +1,6 @@
-"""The workspace of a step of several phases, by the names that csrc/policy/workspace.h gives its tensors."""
+"""The workspace of a step of several phases,
+by the names that csrc/policy/workspace.h gives its tensors.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def power_words() -> int:
 
 
 def workspace_tensors() -> Sequence[Mapping[str, str]]:
-    """The tensors of a workspace (csrc/policy/workspace.h): "name", "dtype", and "reduction" over the shards: "sum", "max", or "" for what stays here."""
+    """The tensors of a workspace (csrc/policy/workspace.h): "name", "dtype", and "reduction" over
+    the shards: "sum", "max", or "" for what stays here.
+    """
     return registered()["workspace"]["tensors"]
 
 
@@ -30,8 +34,8 @@ def workspace(rule: str, plan: Tensor, device: torch.device) -> dict[str, Tensor
     """The workspace of a step of several phases, zeroed, by name. It keeps nothing between steps.
 
     Returns:
-        Exact sums of tensors, rows and columns (added over shards); maxima of rows, columns and split blocks as bits
-        (maximum over shards); and floats that stay on this rank.
+        Exact sums of tensors, rows and columns (added over shards); maxima of rows, columns and
+        split blocks as bits (maximum over shards); and floats that stay on this rank.
     """
     sizes = workspace_sizes(rule, plan)
     return {
@@ -47,7 +51,9 @@ def workspace_sizes(rule: str, plan: Tensor) -> dict[str, int]:
 
 
 class Region(NamedTuple):
-    """Consecutive numbers of one parameter in one tensor of a workspace, which several ranks measure."""
+    """Consecutive numbers of one parameter in one tensor of a workspace,
+    which several ranks measure.
+    """
 
     tensor: str
     begin: int  # behind the parameter's first number in the tensor

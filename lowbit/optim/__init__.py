@@ -1,1 +1,3 @@
-"""The optimizers, one file for each; the classes that they share; `stats()` and its warnings; groups of parameters."""
+"""The optimizers, one file for each; the classes that they share; `stats()` and its warnings;
+groups of parameters.
+"""

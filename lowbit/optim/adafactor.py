@@ -24,18 +24,21 @@ _SUBSPACE_EPS = 1e-8  # in a subspace, under the root; adafactor-8bit's
 
 
 class Adafactor(LowRankOptimizer):
-    """Adafactor (arXiv:1804.04235) as in torch.optim.Adafactor, with the options of adafactor-8bit and transformers.
+    """Adafactor (arXiv:1804.04235) as in torch.optim.Adafactor,
+    with the options of adafactor-8bit and transformers.
 
-    Parameters of two or more dimensions keep the second moment as float32 means of rows and columns over the last two
-    dimensions; vectors keep it element by element. Sums over a tensor are exact, so results do not depend on sharding.
+    Parameters of two or more dimensions keep the second moment as float32 means of rows and columns
+    over the last two dimensions; vectors keep it element by element. Sums over a tensor are exact,
+    so results do not depend on sharding.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
-        lr: upper bound of the relative step, or the step itself if relative_step is False; 1e-2 by default.
+        lr: upper bound of the relative step, or the step itself if relative_step is False;
+            1e-2 by default.
         beta2_decay: the weight of the new squared gradient is step ** beta2_decay; -0.8 by default.
-        eps: (eps1, eps2), (None, 1e-3) by default. eps1 is the floor of the second moment's root. None means float32's
-            machine epsilon for every dtype; torch takes bfloat16's (7.8e-3), above every second moment. eps2 is the
-            floor of the parameter's root mean square.
+        eps: (eps1, eps2), (None, 1e-3) by default. eps1 is the floor of the second moment's root.
+            None means float32's machine epsilon for every dtype; torch takes bfloat16's (7.8e-3),
+            above every second moment. eps2 is the floor of the parameter's root mean square.
         d: upper bound of the update's root mean square; 1 by default. None disables it.
         weight_decay: decoupled; 0 by default.
         maximize: maximizes the objective instead; False by default.
@@ -44,25 +47,28 @@ class Adafactor(LowRankOptimizer):
         beta2: a fixed decay instead of beta2_decay; None by default.
         relative_step: limits the step to 1 / sqrt(step); True by default.
         scale_parameter: makes steps relative to the parameter's root mean square; True by default.
-        decay_by: the factor of weight decay: "lr" (default, as in torch), "rho" (the relative step) or "alpha" (that
-            times the parameter's scale).
-        fira_margin: Fira's norm-growth limiter: an update's norm grows by at most this share. None (default) disables
-            it.
+        decay_by: the factor of weight decay: "lr" (default, as in torch), "rho" (the relative step)
+            or "alpha" (that times the parameter's scale).
+        fira_margin: Fira's norm-growth limiter: an update's norm grows by at most this share.
+            None (default) disables it.
         factored: False keeps every second moment element by element; True by default.
         add_eps: adds eps1 to the squared gradient; False by default.
-        rank: the rank of a random projection of each matrix, whose second moment scales the gradient as APOLLO's does:
-            the low-rank path of adafactor-8bit 0.1.9 (docs/lowrank.md). None (default) uses none; "quarter" is a
-            quarter of the shorter side. Other parameters are matrices that are not larger than `rank` on both sides or
-            are named by `full_precision`, and all that are no matrices. In the subspace eps1 ** 2 is added to the
-            second moment under the root, and None means 1e-8 there. On the CPU only.
+        rank: the rank of a random projection of each matrix, whose second moment scales the
+            gradient as APOLLO's does: the low-rank path of adafactor-8bit 0.1.9 (docs/lowrank.md).
+            None (default) uses none; "quarter" is a quarter of the shorter side. Other parameters
+            are matrices that are not larger than `rank` on both sides or are named by
+            `full_precision`, and all that are no matrices. In the subspace eps1 ** 2 is added to
+            the second moment under the root, and None means 1e-8 there. On the CPU only.
         update_proj_gap, scale_type: as in `APOLLO`, with its defaults.
-        projection: "philox" (default) draws it from `seed` and the parameter's stream; "torch" like adafactor-8bit
-            0.1.9, with torch's generator from the seeds 0, 1, ... of parameters with two or more dimensions and a rank.
-        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
+        projection: "philox" (default) draws it from `seed` and the parameter's stream; "torch" like
+            adafactor-8bit 0.1.9, with torch's generator from the seeds 0, 1, ... of parameters with
+            two or more dimensions and a rank.
+        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
+            `Adam`.
 
     Raises:
-        ValueError: an argument is out of range; the messages are torch's. Or `rank` meets beta1, add_eps, an eps1
-            whose square is 0 in float32, sharded columns or a GPU.
+        ValueError: an argument is out of range; the messages are torch's. Or `rank` meets beta1,
+            add_eps, an eps1 whose square is 0 in float32, sharded columns or a GPU.
     """
 
     @arguments.lists(Options)
@@ -93,12 +99,23 @@ class Adafactor(LowRankOptimizer):
     ) -> None:
         defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
         defaults |= {
-            "beta2_decay": beta2_decay, "eps": eps, "d": d, "weight_decay": weight_decay,
-            "beta1": beta1, "beta2": beta2, "relative_step": relative_step,
-            "scale_parameter": scale_parameter, "decay_by": decay_by, "fira_margin": fira_margin,
-            "factored": factored, "add_eps": add_eps, "rank": rank, "update_proj_gap": update_proj_gap,
-            "scale_type": scale_type, "projection": projection,
-        }  # fmt: skip
+            "beta2_decay": beta2_decay,
+            "eps": eps,
+            "d": d,
+            "weight_decay": weight_decay,
+            "beta1": beta1,
+            "beta2": beta2,
+            "relative_step": relative_step,
+            "scale_parameter": scale_parameter,
+            "decay_by": decay_by,
+            "fira_margin": fira_margin,
+            "factored": factored,
+            "add_eps": add_eps,
+            "rank": rank,
+            "update_proj_gap": update_proj_gap,
+            "scale_type": scale_type,
+            "projection": projection,
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -141,14 +158,16 @@ class Adafactor(LowRankOptimizer):
         if group["beta1"] is not None or group["add_eps"]:
             said = "add_eps=True" if group["beta1"] is None else f"beta1={group['beta1']}"
             raise ValueError(
-                f"{what} has rank={group['rank']!r} and {said}, which Adafactor's subspace does not have; leave it out, "
-                "take APOLLO, or step the parameter without a subspace (rank=None in its group)"
+                f"{what} has rank={group['rank']!r} and {said}, which Adafactor's subspace does "
+                "not have; leave it out, take APOLLO, or step the parameter without a subspace "
+                "(rank=None in its group)"
             )
         eps1 = group["eps"][0]
         if eps1 is not None and not eps1 * eps1 >= torch.finfo(torch.float32).tiny:
             raise ValueError(
-                f"{what} has rank={group['rank']!r} and eps[0]={eps1}, whose square is 0 in float32: a gradient of 0 would be "
-                "divided by 0; take None (1e-8 under the root) in the group of matrices"
+                f"{what} has rank={group['rank']!r} and eps[0]={eps1}, whose square is 0 in "
+                "float32: a gradient of 0 would be divided by 0; take None (1e-8 under the root) "
+                "in the group of matrices"
             )
         self.work_on(sharding.local(p).device)
         return lowrank_layout.layout_of(
@@ -156,7 +175,9 @@ class Adafactor(LowRankOptimizer):
         )
 
     def _seed_of(self, index: int) -> int:
-        """The first seed of projection="torch": the parameter's place among those with two or more dimensions and a rank."""
+        """The first seed of projection="torch": the parameter's place among those with two or more
+        dimensions and a rank.
+        """
         count = sum(len(group["params"]) for group in self.param_groups)
         if self._seeds is None or self._seeds[0] != count:
             ranked = {
@@ -171,7 +192,8 @@ class Adafactor(LowRankOptimizer):
     def work_on(self, device: torch.device) -> Any:
         if device.type not in ("cpu", "meta"):
             raise ValueError(
-                f"Adafactor with a rank runs on the CPU only, but a parameter is on {device}; take APOLLO there, or rank=None"
+                f"Adafactor with a rank runs on the CPU only, but a parameter is on {device}; take "
+                "APOLLO there, or rank=None"
             )
         return AdafactorWork
 

@@ -27,7 +27,8 @@ class Adagrad(LowbitOptimizer):
         foreach, fused: accepted for torch's signature and ignored.
         maximize: maximizes the objective instead; False by default.
         differentiable: not supported; True raises.
-        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
+        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
+            `Adam`.
 
     Raises:
         ValueError: an argument is out of range; the messages are torch's.
@@ -59,9 +60,11 @@ class Adagrad(LowbitOptimizer):
             **options,
         )
         defaults |= {
-            "lr_decay": lr_decay, "eps": eps, "weight_decay": weight_decay,
+            "lr_decay": lr_decay,
+            "eps": eps,
+            "weight_decay": weight_decay,
             "initial_accumulator_value": initial_accumulator_value,
-        }  # fmt: skip
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:

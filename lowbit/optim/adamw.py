@@ -16,8 +16,9 @@ class AdamW(Adam):
 
     Args:
         weight_decay: applied to the weights before the update (decoupled); 1e-2 by default.
-        params, lr, betas, eps, amsgrad, maximize, foreach, capturable, differentiable, fused, cautious, state_format,
-            param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`, with its defaults.
+        params, lr, betas, eps, amsgrad, maximize, foreach, capturable, differentiable, fused,
+            cautious, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`, with its defaults.
     """
 
     @arguments.lists(Options)
@@ -39,7 +40,18 @@ class AdamW(Adam):
         **options: Unpack[Options],
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay, amsgrad, foreach=foreach, maximize=maximize,
-            capturable=capturable, differentiable=differentiable, fused=fused,
-            decoupled_weight_decay=True, cautious=cautious, **options,
-        )  # fmt: skip
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            amsgrad,
+            foreach=foreach,
+            maximize=maximize,
+            capturable=capturable,
+            differentiable=differentiable,
+            fused=fused,
+            decoupled_weight_decay=True,
+            cautious=cautious,
+            **options,
+        )

@@ -17,20 +17,23 @@ from lowbit.optim.optimizer import LowbitOptimizer
 class AdEMAMix(LowbitOptimizer):
     """AdEMAMix (arXiv:2409.03137): AdamW with a second, slow average of the gradient.
 
-    The slow average is `exp_avg_slow` in the state. A step moves it by a ten-thousandth of the gradient, which 8-bit
-    codes lose (docs/drift.md), so it is bfloat16, rounded stochastically, under every preset but "float32": 2 bytes per
-    parameter. Parameters in full precision have it in float32. `state_format={"exp_avg_slow": ..., ...}` chooses
-    another format, and warns if it loses the average.
+    The slow average is `exp_avg_slow` in the state. A step moves it by a ten-thousandth of the
+    gradient, which 8-bit codes lose (docs/drift.md), so it is bfloat16, rounded stochastically,
+    under every preset but "float32": 2 bytes per parameter. Parameters in full precision have it in
+    float32. `state_format={"exp_avg_slow": ..., ...}` chooses another format, and warns if it loses
+    the average.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, eps, weight_decay: as in `AdamW`, with its defaults.
-        betas: decay of the fast average, the second moment and the slow average; (0.9, 0.999, 0.9999) by default.
+        betas: decay of the fast average, the second moment and the slow average;
+            (0.9, 0.999, 0.9999) by default.
         alpha: weight of the slow average; 5 by default.
         t_alpha: steps over which alpha grows from 0; None (default) starts with alpha.
-        t_beta3: steps over which the slow decay grows from the fast one; None (default) starts with the slow decay.
-        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        t_beta3: steps over which the slow decay grows from the fast one;
+            None (default) starts with the slow decay.
+        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range; the messages are torch's.
@@ -54,9 +57,13 @@ class AdEMAMix(LowbitOptimizer):
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
-            "betas": betas, "alpha": alpha, "t_alpha": t_alpha, "t_beta3": t_beta3, "eps": eps,
+            "betas": betas,
+            "alpha": alpha,
+            "t_alpha": t_alpha,
+            "t_beta3": t_beta3,
+            "eps": eps,
             "weight_decay": weight_decay,
-        }  # fmt: skip
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -72,6 +79,11 @@ class AdEMAMix(LowbitOptimizer):
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         return [
-            arguments.number(group["lr"]), *group["betas"], group["alpha"], float(group["t_alpha"] or 0),
-            float(group["t_beta3"] or 0), group["eps"], group["weight_decay"],
-        ]  # fmt: skip
+            arguments.number(group["lr"]),
+            *group["betas"],
+            group["alpha"],
+            float(group["t_alpha"] or 0),
+            float(group["t_beta3"] or 0),
+            group["eps"],
+            group["weight_decay"],
+        ]

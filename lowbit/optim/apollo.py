@@ -31,31 +31,34 @@ def check_projection(scale_type: str, projection: str) -> None:
 
 
 class APOLLO(SubspaceOptimizer):
-    """APOLLO (arXiv:2412.05270): AdamW's step lengths, channel by channel, from a random projection of the gradient.
+    """APOLLO (arXiv:2412.05270): AdamW's step lengths, channel by channel,
+    from a random projection of the gradient.
 
-    The moments are the projected gradient's, in `state_format`: `rank` instead of min(R, C) values per channel. The
-    projection is never stored, but drawn again for each step. Results depend neither on how rows are sharded nor on the
-    device.
+    The moments are the projected gradient's, in `state_format`: `rank` instead of min(R, C) values
+    per channel. The projection is never stored, but drawn again for each step. Results depend
+    neither on how rows are sharded nor on the device.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, betas: as in `Adam`, with its defaults.
         eps: added to the root of the second moment, before bias correction; 1e-6 by default.
         weight_decay: decoupled, applied after the update, as in the authors' code; 0 by default.
-        rank: of the projection; 256 by default. "quarter" is a quarter of the shorter side; None uses no subspace in
-            this group. AdamW steps parameters that are no matrices, are not larger than `rank` on both sides, or are
-            named by `full_precision`.
+        rank: of the projection; 256 by default. "quarter" is a quarter of the shorter side; None
+            uses no subspace in this group. AdamW steps parameters that are no matrices, are not
+            larger than `rank` on both sides, or are named by `full_precision`.
         scale: the update is multiplied by its square root; 1 by default.
-        scale_type: one step length for each "channel" (default; a row if R >= C, else a column) or for the "tensor".
+        scale_type: one step length for each "channel" (default; a row if R >= C, else a column) or
+            for the "tensor".
         update_proj_gap: steps between two projections; 200 by default.
         scale_front: True scales the update before its norm is limited; False by default.
-        disable_nl: True lets the update's norm grow by more than the factor gamma per step; False by default.
+        disable_nl: True lets the update's norm grow by more than the factor gamma per step;
+            False by default.
         gamma: largest growth factor of the update's norm; 1.01 by default, at least 1.
-        projection: "philox" (default) draws it from `seed` and the parameter's stream. "torch" draws it with torch's
-            generator like the authors' code; it depends on the parameter's number and may differ between torch
-            versions.
-        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        projection: "philox" (default) draws it from `seed` and the parameter's stream. "torch"
+            draws it with torch's generator like the authors' code; it depends on the parameter's
+            number and may differ between torch versions.
+        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range, or a matrix has sharded columns.
@@ -82,10 +85,18 @@ class APOLLO(SubspaceOptimizer):
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
-            "betas": betas, "eps": eps, "weight_decay": weight_decay, "rank": rank, "scale": scale,
-            "scale_type": scale_type, "update_proj_gap": update_proj_gap, "scale_front": scale_front,
-            "disable_nl": disable_nl, "gamma": gamma, "projection": projection,
-        }  # fmt: skip
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "rank": rank,
+            "scale": scale,
+            "scale_type": scale_type,
+            "update_proj_gap": update_proj_gap,
+            "scale_front": scale_front,
+            "disable_nl": disable_nl,
+            "gamma": gamma,
+            "projection": projection,
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:

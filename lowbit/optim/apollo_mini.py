@@ -12,16 +12,18 @@ from lowbit.optim.apollo import APOLLO
 
 
 class APOLLOMini(APOLLO):
-    """APOLLO-Mini (arXiv:2412.05270): `APOLLO` with rank 1, one step length per tensor, and `scale=128`.
+    """APOLLO-Mini (arXiv:2412.05270): `APOLLO` with rank 1, one step length per tensor,
+    and `scale=128`.
 
     Args:
         rank: of the projection; 1 by default.
         scale: the update is multiplied by its square root; 128 by default.
-        scale_type: one step length for each "channel" (a row if R >= C, else a column) or for the "tensor" (default).
-        params, lr, betas, eps, weight_decay, update_proj_gap, scale_front, disable_nl, gamma, projection: as in
-            `APOLLO`, with its defaults.
-        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        scale_type: one step length for each "channel" (a row if R >= C, else a column) or for the
+            "tensor" (default).
+        params, lr, betas, eps, weight_decay, update_proj_gap, scale_front, disable_nl, gamma,
+            projection: as in `APOLLO`, with its defaults.
+        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
     """
 
     @arguments.lists(AllOptions)
@@ -44,8 +46,18 @@ class APOLLOMini(APOLLO):
         **options: Unpack[AllOptions],
     ) -> None:
         super().__init__(
-            params, lr, betas, eps, weight_decay,
-            rank=rank, scale=scale, scale_type=scale_type, update_proj_gap=update_proj_gap,
-            scale_front=scale_front, disable_nl=disable_nl, gamma=gamma, projection=projection,
+            params,
+            lr,
+            betas,
+            eps,
+            weight_decay,
+            rank=rank,
+            scale=scale,
+            scale_type=scale_type,
+            update_proj_gap=update_proj_gap,
+            scale_front=scale_front,
+            disable_nl=disable_nl,
+            gamma=gamma,
+            projection=projection,
             **options,
-        )  # fmt: skip
+        )

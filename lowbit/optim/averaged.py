@@ -1,4 +1,6 @@
-"""What an average of weights is made of: each parameter with its average, and the operator call of each device."""
+"""What an average of weights is made of: each parameter with its average,
+and the operator call of each device.
+"""
 
 from __future__ import annotations
 
@@ -48,9 +50,20 @@ class DeviceGroup:
         for each, weight in zip(self.members, weights, strict=True):
             if weight.device != self.device:
                 raise RuntimeError(
-                    f"parameter {each.name!r} is on {weight.device} now, and its average on {self.device}: move the model first, then build the EMA"
+                    f"parameter {each.name!r} is on {weight.device} now, and its average on "
+                    f"{self.device}: move the model first, then build the EMA"
                 )
-        ops.step("sgd", self.averages, weights, [], self.steps, self.plan, hyper, maximize=True, seed=seed)  # fmt: skip
+        ops.step(
+            "sgd",
+            self.averages,
+            weights,
+            [],
+            self.steps,
+            self.plan,
+            hyper,
+            maximize=True,
+            seed=seed,
+        )
         self.updates = updates + 1
 
 
@@ -83,10 +96,13 @@ def averaged(params: Any, dtype: torch.dtype, state_format: str) -> list[Average
             raise ValueError(f"two parameters are named {name!r}; give each a name of its own")
         names.add(name)
         part = sharding.part(p, f"parameter {name!r}")
-        value = sharding.local(p).detach().to(dtype, memory_format=torch.contiguous_format, copy=True)  # fmt: skip
+        value = (
+            sharding.local(p).detach().to(dtype, memory_format=torch.contiguous_format, copy=True)
+        )
         average = sharding.like(p, value, part.shape)
         lay = layout_of("sgd", options, average, name, index, (None,))
-        # Others than those that an optimizer rounds the weight with in the same step: the two would be correlated.
+        # Others than those that an optimizer rounds the weight with in the same step: the two would
+        # be correlated.
         stream = stream_of(f"ema.{name}", index)
         check_stream(stream, name, p, streams, set())
         made.append(Averaged(name, p, average, lay, stream))
@@ -106,7 +122,9 @@ def _named(params: Any) -> Iterator[tuple[str, Tensor]]:
     for number, each in enumerate(found):
         name, p = each if isinstance(each, tuple) else (str(number), each)
         if not isinstance(p, Tensor):
-            raise TypeError(f"EMA takes the model or its parameters, not {type(p).__name__} in a list")  # fmt: skip
+            raise TypeError(
+                f"EMA takes the model or its parameters, not {type(p).__name__} in a list"
+            )
         if p.requires_grad:
             yield clean_name(name), p
 
@@ -114,21 +132,27 @@ def _named(params: Any) -> Iterator[tuple[str, Tensor]]:
 def _check_param(name: str, p: Tensor, of_model: bool) -> None:
     if sharding.is_flat(p):
         raise ValueError(
-            f"parameter {name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides its shape and its place; EMA takes plain parameters and "
-            "those of fully_shard: shard with fully_shard, or keep the average of a copy of the model that is not wrapped"
+            f"parameter {name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides "
+            "its shape and its place; EMA takes plain parameters and those of fully_shard: shard "
+            "with fully_shard, or keep the average of a copy of the model that is not wrapped"
         )
     if hasattr(p, "ds_tensor"):
         raise ValueError(
-            f"parameter {name!r} is partitioned by DeepSpeed's ZeRO-3, which leaves an empty tensor in its place; take stage 1 or 2, or fully_shard"
+            f"parameter {name!r} is partitioned by DeepSpeed's ZeRO-3, which leaves an empty "
+            "tensor in its place; take stage 1 or 2, or fully_shard"
         )
     if p.is_meta:
-        raise ValueError(f"parameter {name!r} is on the meta device; build the EMA when weights exist")  # fmt: skip
+        raise ValueError(
+            f"parameter {name!r} is on the meta device; build the EMA when weights exist"
+        )
     if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
-            f"parameter {name!r} is {str(p.dtype).removeprefix('torch.')}, which is not averaged; pass the parameters that are float32, bfloat16 or float16"
+            f"parameter {name!r} is {str(p.dtype).removeprefix('torch.')}, which is not averaged; "
+            "pass the parameters that are float32, bfloat16 or float16"
         )
     if sharding.is_sharded(p) and not of_model:
         raise ValueError(
-            f"parameter {name!r} is a DTensor: pass the model instead of its parameters, so that copies that fully_shard has gathered are given up when "
+            f"parameter {name!r} is a DTensor: pass the model instead of its parameters, so that "
+            "copies that fully_shard has gathered are given up when "
             "weights and averages change places"
         )

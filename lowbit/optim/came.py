@@ -15,18 +15,22 @@ from lowbit.optim.optimizer import LowbitOptimizer
 
 
 class CAME(LowbitOptimizer):
-    """CAME (arXiv:2307.02047): Adafactor with momentum, whose steps are scaled by the confidence in them.
+    """CAME (arXiv:2307.02047): Adafactor with momentum,
+    whose steps are scaled by the confidence in them.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
         lr: learning rate; 2e-4 by default.
-        eps: added to the squared gradient, and to the squared distance of update and momentum; (1e-30, 1e-16) by
-            default.
+        eps: added to the squared gradient, and to the squared distance of update and momentum;
+            (1e-30, 1e-16) by default.
         clip_threshold: upper bound of the direction's root mean square; 1 by default.
-        betas: decay of the momentum, the second moment and the confidence; (0.9, 0.999, 0.9999) by default.
+        betas: decay of the momentum, the second moment and the confidence;
+            (0.9, 0.999, 0.9999) by default.
         weight_decay: decoupled; 0 by default.
-        state_format: of the momentum: "8bit" by default, another preset, a format, or a `lowbit.scaled(...)`.
-        maximize, foreach, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
+        state_format: of the momentum: "8bit" by default, another preset, a format,
+            or a `lowbit.scaled(...)`.
+        maximize, foreach, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -45,8 +49,11 @@ class CAME(LowbitOptimizer):
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
-            "eps": eps, "clip_threshold": clip_threshold, "betas": betas, "weight_decay": weight_decay
-        }  # fmt: skip
+            "eps": eps,
+            "clip_threshold": clip_threshold,
+            "betas": betas,
+            "weight_decay": weight_decay,
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:

@@ -1,4 +1,6 @@
-"""How often the codes of a quantized state occur, counted without dequantizing where a code alone tells its meaning."""
+"""How often the codes of a quantized state occur,
+counted without dequantizing where a code alone tells its meaning.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,8 @@ from lowbit.state.quantize import dequantize_slot
 from lowbit.state.slot import Slot
 
 _AT_ONCE = 1 << 20  # values to process at a time
-# Between these scales a code of a format with one scale per block means 0 for all scales or for none.
+# Between these scales a code of a format with one scale per block means 0 for all scales or for
+# none.
 ORDINARY = (2.0**-80, 2.0**80)
 
 
@@ -50,10 +53,11 @@ def _rows(lay: Layout, slot: Slot, tensors: list[Tensor], chosen: Tensor | slice
 
 
 def _counts(lay: Layout, slot: Slot, tensors: list[Tensor], begin: int, end: int) -> Tensor:
-    """How often each code occurs in columns begin .. end of some rows, and how often it means 0: int64 [2, codes].
+    """How often each code occurs in columns begin .. end of some rows,
+    and how often it means 0: int64 [2, codes].
 
-    Codes are only dequantized in rows with a scale so small or large (or 0, or not finite) that a code does not tell
-    whether its value is 0, and in formats with several numbers for each scale.
+    Codes are only dequantized in rows with a scale so small or large (or 0, or not finite) that a
+    code does not tell whether its value is 0, and in formats with several numbers for each scale.
     """
     info, codes = ops.state_format(slot.format), tensors[0]
     bits, cols = info["bits"], lay.part.cols
@@ -89,7 +93,9 @@ def _told(lay: Layout, slot: Slot, tensors: list[Tensor]) -> Tensor:
 
 
 def count_codes(codes: Tensor, bits: int, begin: int, end: int) -> Tensor:
-    """How often each code occurs in columns begin .. end of codes [rows, bytes]: int64 [1 << bits]."""
+    """How often each code occurs in columns begin ..
+    end of codes [rows, bytes]: int64 [1 << bits].
+    """
     if 8 % bits or (begin * bits) % 8:
         made = torch.zeros(1 << bits, dtype=torch.int64, device=codes.device)
         for some in codes.split(max(1, _AT_ONCE // end)):
@@ -125,7 +131,9 @@ def unpack(codes: Tensor, bits: int, cols: int) -> Tensor:
 
 @functools.cache
 def values_of(format: str) -> Tensor:
-    """The float32 value of every code of a format in a block whose largest magnitude is 1, on the CPU."""
+    """The float32 value of every code of a format in a block whose largest magnitude is 1,
+    on the CPU.
+    """
     info = ops.state_format(format)
     bits, length, cpu = info["bits"], 2048, torch.device("cpu")
     sample = torch.exp2(-(torch.arange(length, device=cpu) % 21).float())
@@ -142,7 +150,9 @@ def values_of(format: str) -> Tensor:
 
 @functools.cache
 def ends_of(format: str) -> Tensor:
-    """The codes of the lowest and highest value but 0, which values outside the format's range become."""
+    """The codes of the lowest and highest value but 0,
+    which values outside the format's range become.
+    """
     values, signed = values_of(format), ops.state_format(format)["signed"]
     usable = values[values.isfinite() & ((values != 0) if signed else (values > 0))]
     return ((values == usable.min()) | (values == usable.max())).nonzero().reshape(-1)

@@ -1,4 +1,6 @@
-"""Class docstrings as `help` shows them: with the meaning of every argument, also of those that another class describes."""
+"""Class docstrings as `help` shows them: with the meaning of every argument,
+also of those that another class describes.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +17,11 @@ _waiting: list[type] = []  # classes that name one that is not defined yet
 
 
 def complete(cls: type) -> None:
-    """Writes into a class's docstring what its arguments mean: an entry "a, b: as in `Adam`." becomes Adam's entries.
+    """Writes into a class's docstring what its arguments mean: an entry "a, b: as in `Adam`."
+    becomes Adam's entries.
 
-    Arguments without an entry get that of a base class. A class may name one that is defined after it.
+    Arguments without an entry get that of a base class.
+    A class may name one that is defined after it.
     """
     _waiting.append(cls)
     while done := [each for each in _waiting if _complete(each)]:
@@ -32,7 +36,7 @@ def _complete(cls: Any) -> bool:
     doc = _text(cls)
     own = _read(doc)
     inherited = [_entries[base.__name__] for base in cls.__mro__[1:] if base.__name__ in _entries]
-    inherited += [_read(_text(base)) for base in cls.__mro__[1:] if base.__name__.startswith("_")]  # fmt: skip
+    inherited += [_read(_text(base)) for base in cls.__mro__[1:] if base.__name__.startswith("_")]
     made = {}
     for name in inspect.signature(cls).parameters:
         text = own.get(name) or next((some[name] for some in inherited if name in some), None)

@@ -23,12 +23,13 @@ _KEYS = {"bfloat16_stochastic": "average_bfloat16", "float32": "average_float32"
 
 
 class EMA:
-    """An exponential moving average of weights, in the place of `torch.optim.swa_utils.AveragedModel`.
+    """An exponential moving average of weights, in the place of
+    `torch.optim.swa_utils.AveragedModel`.
 
-    An average in bfloat16 that is rounded to nearest stands still: with decay 0.999 it loses every update but those
-    whose weight is hundreds of its steps away. This one is rounded stochastically, so that its expected value is the
-    float32 average, in 2 bytes for each parameter. Its parts lie where the weights' parts lie, and it has the same bits
-    on any number of ranks.
+    An average in bfloat16 that is rounded to nearest stands still: with decay 0.999 it loses every
+    update but those whose weight is hundreds of its steps away. This one is rounded stochastically,
+    so that its expected value is the float32 average, in 2 bytes for each parameter. Its parts lie
+    where the weights' parts lie, and it has the same bits on any number of ranks.
 
         ema = lowbit.EMA(model, decay=0.999)
         for batch in batches:
@@ -38,19 +39,21 @@ class EMA:
         with ema.average_parameters():
             evaluate(model)
 
-    The first update copies the weights; each later one computes average * decay + weight * (1 - decay) in float32, and
-    rounds once. Parameters that require no gradient are left out: they are their own average. Buffers are left out too,
-    as AveragedModel leaves them by default; `torch.optim.swa_utils.update_bn` recomputes those of batch norm.
+    The first update copies the weights; each later one computes average * decay + weight * (1 -
+    decay) in float32, and rounds once. Parameters that require no gradient are left out: they are
+    their own average. Buffers are left out too, as AveragedModel leaves them by default;
+    `torch.optim.swa_utils.update_bn` recomputes those of batch norm.
 
     Args:
-        params: the model, after `fully_shard` and on its device; or, if no parameter is a DTensor, parameters or (name,
-            parameter) pairs. Parameters are float32, bfloat16 or float16. Random bits go by names, or by numbers where
-            there are none.
-        decay: the share of the average that an update keeps, in [0, 1); 0.999 by default. `ema.decay` may be set between
-            updates, by a schedule.
-        state_format: "bfloat16_stochastic" (default, 2 bytes for each parameter) or "float32" (4 bytes).
-        warmup: True keeps at most (1 + n) / (10 + n) in the update after n others, so that the first weights are
-            forgotten sooner; False by default.
+        params: the model, after `fully_shard` and on its device; or, if no parameter is a DTensor,
+            parameters or (name, parameter) pairs. Parameters are float32, bfloat16 or float16.
+            Random bits go by names, or by numbers where there are none.
+        decay: the share of the average that an update keeps, in [0, 1); 0.999 by default.
+            `ema.decay` may be set between updates, by a schedule.
+        state_format: "bfloat16_stochastic" (default, 2 bytes for each parameter) or "float32" (4
+            bytes).
+        warmup: True keeps at most (1 + n) / (10 + n) in the update after n others, so that the
+            first weights are forgotten sooner; False by default.
         seed: of the random bits, an int; 0 by default.
 
     Attributes:
@@ -60,9 +63,9 @@ class EMA:
 
     Raises:
         TypeError: `params` is nothing of the above, or `seed` is no int.
-        ValueError: the format, the decay or the seed is none of the above; there is nothing to average; a parameter has
-            another dtype, is on the meta device, a flat shard of FSDP1 or partitioned by ZeRO-3; or two have the same
-            name.
+        ValueError: the format, the decay or the seed is none of the above; there is nothing to
+            average; a parameter has another dtype, is on the meta device, a flat shard of FSDP1 or
+            partitioned by ZeRO-3; or two have the same name.
     """
 
     def __init__(
@@ -98,29 +101,33 @@ class EMA:
         """Moves the average toward the weights; call it after `opt.step()`.
 
         Raises:
-            RuntimeError: it is called within `average_parameters` or while a CUDA graph is captured; or the model's
-                parameters are others than at construction, or are on another device.
+            RuntimeError: it is called within `average_parameters` or while a CUDA graph is
+                captured; or the model's parameters are others than at construction, or are on
+                another device.
             ValueError: `decay` was set to a number that is not in [0, 1).
         """
         self._refuse_within("update_parameters")
         self._check_params()
         if any(capturing(group.device) for group in self._groups):
             raise RuntimeError(
-                "update_parameters was called while a CUDA graph is captured: replays would not count updates, and would draw the same random bits; "
-                "call it after each replay"
+                "update_parameters was called while a CUDA graph is captured: replays would not "
+                "count updates, and would draw the same random bits; call it after each replay"
             )
         keep = _float32_decay(self.next_decay())
         if self.n_averaged == 0:
             for each in self._members:
                 sharding.local(each.average).zero_()  # weights may not have been numbers before
-        # The rule of SGD on the average: decoupled decay leaves `keep` of it, and the gradient is minus the weight.
+        # The rule of SGD on the average: decoupled decay leaves `keep` of it,
+        # and the gradient is minus the weight.
         hyper = [1.0 - keep, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]
         for group in self._groups:
             group.update(hyper, self.seed, self.n_averaged)
         self._count += 1
 
     def next_decay(self) -> float:
-        """The share of the average that the next update keeps: 0 for the first, then `decay`, or less by `warmup`."""
+        """The share of the average that the next update keeps: 0 for the first, then `decay`,
+        or less by `warmup`.
+        """
         n = self.n_averaged
         if n == 0:
             return 0.0
@@ -130,14 +137,15 @@ class EMA:
 
     @contextlib.contextmanager
     def average_parameters(self) -> Iterator[None]:
-        """A context in which the model's weights are the averages; afterwards they have their own bits again.
+        """A context in which the model's weights are the averages;
+        afterwards they have their own bits again.
 
-        Weights of the average's dtype change places with it, which takes the memory of one parameter. Others, such as
-        float32 weights beside a bfloat16 average, are copied meanwhile.
+        Weights of the average's dtype change places with it, which takes the memory of one
+        parameter. Others, such as float32 weights beside a bfloat16 average, are copied meanwhile.
 
         Raises:
-            RuntimeError: contexts are nested; the model's parameters are others than at construction; or the weights
-                were written within.
+            RuntimeError: contexts are nested; the model's parameters are others than at
+                construction; or the weights were written within.
         """
         self._refuse_within("average_parameters")
         self._check_params()
@@ -153,16 +161,17 @@ class EMA:
                 raise
         if written is not None:
             raise RuntimeError(
-                f"parameter {written!r} was written within average_parameters: the weights are again what they were before it, and an average "
-                "of their dtype now has what was written. Load or step weights outside of it"
+                f"parameter {written!r} was written within average_parameters: the weights are "
+                "again what they were before it, and an average of their dtype now has what was "
+                "written. Load or step weights outside of it"
             )
 
     @torch.no_grad()
     def copy_to(self) -> None:
         """Writes the averages into the model's weights, for good.
 
-        With split or Kahan weights, build the optimizer anew afterwards: it keeps correction bits of the weights of
-        before.
+        With split or Kahan weights, build the optimizer anew afterwards: it keeps correction bits
+        of the weights of before.
 
         Raises:
             RuntimeError: as `average_parameters` does.
@@ -189,7 +198,8 @@ class EMA:
 
     @torch.no_grad()
     def _take_out(self) -> str | None:
-        """Restores weights and averages. Returns the name of a parameter that was written meanwhile, or None.
+        """Restores weights and averages. Returns the name of a parameter that was written
+        meanwhile, or None.
 
         If it raises, the next call goes on where it stopped.
         """
@@ -222,11 +232,13 @@ class EMA:
     # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages by name and the number of updates, for `torch.save` and `torch.distributed.checkpoint`.
+        """The averages by name and the number of updates, for `torch.save` and
+        `torch.distributed.checkpoint`.
 
         Returns:
-            {"average_bfloat16": {name: tensor}, "n_averaged": int64 tensor}; the key is "average_float32" if they are
-            float32. The tensors are the EMA's own, so that loads may write into them.
+            {"average_bfloat16": {name: tensor}, "n_averaged": int64 tensor}; the key is
+            "average_float32" if they are float32. The tensors are the EMA's own, so that loads may
+            write into them.
 
         Raises:
             RuntimeError: it is called within `average_parameters`.
@@ -236,14 +248,15 @@ class EMA:
 
     @torch.no_grad()
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Loads a `state_dict()`, of either format and any sharding; `decay`, `warmup` and `seed` stay as they are.
+        """Loads a `state_dict()`, of either format and any sharding; `decay`,
+        `warmup` and `seed` stay as they are.
 
         It also takes the state dict of torch's AveragedModel.
 
         Raises:
             RuntimeError: it is called within `average_parameters`.
-            ValueError: the state dict is none of these, has other names, a tensor of another shape or of integers, or a
-                number of updates that is none.
+            ValueError: the state dict is none of these, has other names, a tensor of another shape
+                or of integers, or a number of updates that is none.
         """
         self._refuse_within("load_state_dict")
         found, own = _saved(state_dict)
@@ -257,14 +270,19 @@ class EMA:
                 else f"has {more[0]!r}, which is not averaged here"
             )
             raise ValueError(
-                f"the state dict {what}, and {len(missing) + len(more) - 1} other names differ; build the EMA of the model that it was saved for"
+                f"the state dict {what}, and {len(missing) + len(more) - 1} other names differ; "
+                "build the EMA of the model that it was saved for"
             )
         taken = []
         for each in self._members:
             part, what = each.lay.part, f"the average of {each.name!r}"
             _check_floating(found[each.name], what)
             dims = tuple(range(len(part.shape)))
-            taken.append(sharding.take(found[each.name], each.average, part.shape, part.local, part.offset, dims, what))  # fmt: skip
+            taken.append(
+                sharding.take(
+                    found[each.name], each.average, part.shape, part.local, part.offset, dims, what
+                )
+            )
         for each, value in zip(self._members, taken, strict=True):
             sharding.local(each.average).copy_(value)
         self._count.fill_(count)
@@ -274,7 +292,8 @@ class EMA:
     def _refuse_within(self, what: str) -> None:
         if self._kept is not None:
             raise RuntimeError(
-                f"{what} was called within average_parameters, where averages and weights have changed places; call it outside"
+                f"{what} was called within average_parameters, where averages and weights have "
+                "changed places; call it outside"
             )
 
     def _check_params(self) -> None:
@@ -288,8 +307,9 @@ class EMA:
         strange += [name for key, name in here.items() if key not in now]
         if strange:
             raise RuntimeError(
-                f"parameter {clean_name(strange[0])!r} was replaced, or began to require a gradient, after the EMA was built: wrap, shard and unfreeze the "
-                "model first, then build the EMA"
+                f"parameter {clean_name(strange[0])!r} was replaced, or began to require a "
+                "gradient, after the EMA was built: wrap, shard and unfreeze the model first, "
+                "then build the EMA"
             )
 
 
@@ -297,8 +317,14 @@ def format_of(state_format: Any) -> torch.dtype:
     """The dtype of averages in a format of EMA. Raises ValueError if it is none."""
     if isinstance(state_format, str) and state_format in FORMATS:
         return FORMATS[state_format]
-    why = "to nearest it stands still" if state_format == "bfloat16" else "docs/ema.md has what fewer bits do to an average"  # fmt: skip
-    raise ValueError(f"state_format={state_format!r}: an average is kept in {' or '.join(FORMATS)}; {why}")  # fmt: skip
+    why = (
+        "to nearest it stands still"
+        if state_format == "bfloat16"
+        else "docs/ema.md has what fewer bits do to an average"
+    )
+    raise ValueError(
+        f"state_format={state_format!r}: an average is kept in {' or '.join(FORMATS)}; {why}"
+    )
 
 
 def _float32_decay(decay: Any) -> float:
@@ -309,7 +335,9 @@ def _float32_decay(decay: Any) -> float:
     """
     rounded = float(torch.tensor(float(decay), dtype=torch.float32, device="cpu"))
     if not 0.0 <= rounded < 1.0:
-        raise ValueError(f"Invalid decay value: {decay}; it is a number from 0 to less than 1, in float32 too")  # fmt: skip
+        raise ValueError(
+            f"Invalid decay value: {decay}; it is a number from 0 to less than 1, in float32 too"
+        )
     return rounded
 
 
@@ -341,5 +369,9 @@ def _count(saved: Any) -> int:
 def _check_floating(saved: Any, what: str) -> None:
     if isinstance(saved, Tensor) and saved.is_floating_point():
         return
-    kind = str(saved.dtype).removeprefix("torch.") if isinstance(saved, Tensor) else type(saved).__name__  # fmt: skip
+    kind = (
+        str(saved.dtype).removeprefix("torch.")
+        if isinstance(saved, Tensor)
+        else type(saved).__name__
+    )
     raise ValueError(f"{what} is {kind} in the state dict; averages are tensors of floating point")

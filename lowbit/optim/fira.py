@@ -15,23 +15,24 @@ from lowbit.optim.subspace import SubspaceOptimizer
 
 
 class Fira(SubspaceOptimizer):
-    """Fira (arXiv:2410.01623): Adam in the gradient's leading subspace, and the rest of the gradient scaled alike.
+    """Fira (arXiv:2410.01623): Adam in the gradient's leading subspace,
+    and the rest of the gradient scaled alike.
 
-    Every `update_proj_gap` steps the subspace is computed from the whole gradient, which sharded parameters gather
-    for it. The subspace is part of the state. In all else it is like `APOLLO`.
+    Every `update_proj_gap` steps the subspace is computed from the whole gradient, which sharded
+    parameters gather for it. The subspace is part of the state. In all else it is like `APOLLO`.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, betas, eps, weight_decay, update_proj_gap: as in `APOLLO`, with its defaults.
-        disable_nl: True lets the norm of the gradient outside the subspace grow by more than the factor gamma per step;
-            False by default.
+        disable_nl: True lets the norm of the gradient outside the subspace grow by more than the
+            factor gamma per step; False by default.
         gamma: largest growth factor of that norm; 1.01 by default, at least 1.
-        rank: of the subspace; 128 by default. "quarter" is a quarter of the shorter side; None uses no subspace in
-            this group. AdamW steps parameters that are no matrices, are not larger than `rank` on both sides, or are
-            named by `full_precision`.
+        rank: of the subspace; 128 by default. "quarter" is a quarter of the shorter side; None uses
+            no subspace in this group. AdamW steps parameters that are no matrices, are not larger
+            than `rank` on both sides, or are named by `full_precision`.
         alpha: the factor of the update inside the subspace; 1 by default.
-        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range, or a matrix has sharded columns.
@@ -57,10 +58,15 @@ class Fira(SubspaceOptimizer):
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
-            "betas": betas, "eps": eps, "weight_decay": weight_decay, "rank": rank,
-            "update_proj_gap": update_proj_gap, "alpha": alpha, "disable_nl": disable_nl,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "rank": rank,
+            "update_proj_gap": update_proj_gap,
+            "alpha": alpha,
+            "disable_nl": disable_nl,
             "gamma": gamma,
-        }  # fmt: skip
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:

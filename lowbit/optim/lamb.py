@@ -15,7 +15,8 @@ from lowbit.optim.optimizer import LowbitOptimizer
 
 
 class LAMB(LowbitOptimizer):
-    """LAMB (arXiv:1904.00962): AdamW's direction, with each tensor's step scaled to the norm of its weights.
+    """LAMB (arXiv:1904.00962): AdamW's direction,
+    with each tensor's step scaled to the norm of its weights.
 
     Norms cover the whole tensor and come from exact sums, however it is sharded.
 
@@ -23,8 +24,8 @@ class LAMB(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr, betas, eps: as in `Adam`, with its defaults.
         weight_decay: added to the direction before its norm is taken; 0 by default.
-        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range.

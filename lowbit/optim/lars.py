@@ -15,7 +15,8 @@ from lowbit.optim.optimizer import LowbitOptimizer
 
 
 class LARS(LowbitOptimizer):
-    """LARS (arXiv:1708.03888): SGD with momentum, with each tensor's gradient scaled to the norm of its weights.
+    """LARS (arXiv:1708.03888): SGD with momentum,
+    with each tensor's gradient scaled to the norm of its weights.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
@@ -23,8 +24,8 @@ class LARS(LowbitOptimizer):
         momentum: decay of the running sum of gradients; 0.9 by default.
         trust_coefficient: the step's norm relative to the weights'; 1e-3 by default.
         eps: added to the gradient's norm; 1e-8 by default.
-        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range.
@@ -45,9 +46,13 @@ class LARS(LowbitOptimizer):
     ) -> None:
         defaults = arguments.shared(self, lr, **options)
         defaults |= {
-            "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "trust_coefficient": trust_coefficient, "eps": eps,
-        }  # fmt: skip
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "trust_coefficient": trust_coefficient,
+            "eps": eps,
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -64,6 +69,11 @@ class LARS(LowbitOptimizer):
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         return [
-            arguments.number(group["lr"]), group["momentum"], group["dampening"], float(bool(group["nesterov"])),
-            group["weight_decay"], group["trust_coefficient"], group["eps"],
-        ]  # fmt: skip
+            arguments.number(group["lr"]),
+            group["momentum"],
+            group["dampening"],
+            float(bool(group["nesterov"])),
+            group["weight_decay"],
+            group["trust_coefficient"],
+            group["eps"],
+        ]

@@ -15,17 +15,18 @@ from lowbit.optim.optimizer import LowbitOptimizer
 
 
 class Lion(LowbitOptimizer):
-    """Lion (arXiv:2302.06675): steps by the sign of an interpolated momentum, which is the only state.
+    """Lion (arXiv:2302.06675): steps by the sign of an interpolated momentum,
+    which is the only state.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
         lr: learning rate, about a tenth of AdamW's; 1e-4 by default.
         betas: weight of the momentum in the step, and its decay; (0.9, 0.99) by default.
         weight_decay: decoupled, about ten times AdamW's; 0 by default.
-        cautious: True moves only weights whose step agrees in sign with the gradient, and these further, by 1 over
-            their share (arXiv:2411.16085); False by default.
-        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        cautious: True moves only weights whose step agrees in sign with the gradient, and these
+            further, by 1 over their share (arXiv:2411.16085); False by default.
+        maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range; the messages are torch's.

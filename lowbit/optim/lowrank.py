@@ -1,4 +1,6 @@
-"""Steps of matrices in a subspace, whatever the rule: what APOLLO, Fira and Adafactor with a rank share."""
+"""Steps of matrices in a subspace, whatever the rule: what APOLLO,
+Fira and Adafactor with a rank share.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ def _counts(said: Any) -> bool:
 
 
 class LowRankOptimizer(MatrixOptimizer):
-    """The base of optimizers with `rank`: matrices larger than that on both sides step in a subspace."""
+    """The base of optimizers with `rank`: matrices larger than that on both sides step in a
+    subspace.
+    """
 
     def layout_of(
         self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int

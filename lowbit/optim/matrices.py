@@ -1,4 +1,6 @@
-"""Matrices that step in several passes beside parameters that AdamW steps: what Muon, APOLLO and Fira share."""
+"""Matrices that step in several passes beside parameters that AdamW steps: what Muon,
+APOLLO and Fira share.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from lowbit.step.group import StepGroup
 
 
 class MatrixOptimizer(LowbitOptimizer):
-    """The base of optimizers whose own rule is for matrices and takes several passes. AdamW steps all else."""
+    """The base of optimizers whose own rule is for matrices and takes several passes.
+    AdamW steps all else.
+    """
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "adamw"
@@ -33,7 +37,8 @@ class MatrixOptimizer(LowbitOptimizer):
             self._update_uncompiled(matrices, grad_scale, found_inf)
         return step_groups
 
-    @torch._disable_dynamo  # torch.compiler.disable, which would import the compiler with this module
+    # torch.compiler.disable, which would import the compiler with this module
+    @torch._disable_dynamo
     def _update_uncompiled(self, *args: Any) -> None:
         self._update_matrices(*args)
 

@@ -14,22 +14,23 @@ from lowbit.optim.orthogonal import OrthogonalOptimizer
 
 
 class MuonWithAdamW(OrthogonalOptimizer):
-    """Muon for groups with `use_muon=True` and AdamW for those with `use_muon=False`, in one optimizer.
+    """Muon for groups with `use_muon=True` and AdamW for those with `use_muon=False`,
+    in one optimizer.
 
-    `lowbit.muon_param_groups(model)` makes such groups. Every parameter is stepped as `Muon` or `AdamW` would step it.
-    NorMuon and cautious weight decay are of Muon's groups.
+    `lowbit.muon_param_groups(model)` makes such groups. Every parameter is stepped as `Muon` or
+    `AdamW` would step it. NorMuon and cautious weight decay are of Muon's groups.
 
     Args:
-        params: group dicts, each with `use_muon`. A group may have its own values of all arguments; those of AdamW are
-            called lr, weight_decay, betas and eps there.
-        lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn, orthogonalize, split,
-            normuon_beta2, cautious_weight_decay: as in `Muon`.
+        params: group dicts, each with `use_muon`. A group may have its own values of all arguments;
+            those of AdamW are called lr, weight_decay, betas and eps there.
+        lr, weight_decay, momentum, nesterov, ns_coefficients, eps, ns_steps, adjust_lr_fn,
+            orthogonalize, split, normuon_beta2, cautious_weight_decay: as in `Muon`.
         adamw_lr: learning rate of AdamW's groups; None (default) is `lr`.
         adamw_betas: decay of AdamW's running means; (0.9, 0.95) by default.
         adamw_eps: added to the root of AdamW's second moment; 1e-8 by default.
         adamw_weight_decay: of AdamW's groups; None (default) is `weight_decay`.
-        foreach, maximize, state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
-            `Adam`.
+        foreach, maximize, state_format, param_format, full_precision, seed, overrides, min_numel,
+            state_memory: as in `Adam`.
 
     Raises:
         ValueError: an argument is out of range, a group has no `use_muon`, or as `Muon` raises it.
@@ -60,13 +61,20 @@ class MuonWithAdamW(OrthogonalOptimizer):
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
         arguments.check_betas(adamw_betas)
-        rates = {"learning rate": self._adamw["lr"], "epsilon": adamw_eps}
-        arguments.check_least(**rates, weight_decay=self._adamw["weight_decay"])  # type: ignore[arg-type]
+        rates: dict[str, Any] = {"learning rate": self._adamw["lr"], "epsilon": adamw_eps}
+        arguments.check_least(**rates, weight_decay=self._adamw["weight_decay"])
         rule = {
-            "lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov,
-            "ns_coefficients": ns_coefficients, "eps": eps, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn,
-            "use_muon": True, "betas": adamw_betas,
-        }  # fmt: skip
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+            "ns_coefficients": ns_coefficients,
+            "eps": eps,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+            "use_muon": True,
+            "betas": adamw_betas,
+        }
         super().__init__(params, rule, options)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -76,8 +84,8 @@ class MuonWithAdamW(OrthogonalOptimizer):
         if isinstance(param_group, dict):
             if "use_muon" not in param_group:
                 raise ValueError(
-                    "a parameter group has no use_muon, which says whether Muon (True) or AdamW (False) steps it; lowbit.muon_param_groups(model) "
-                    "makes groups that have it"
+                    "a parameter group has no use_muon, which says whether Muon (True) or AdamW "
+                    "(False) steps it; lowbit.muon_param_groups(model) makes groups that have it"
                 )
             if not param_group["use_muon"]:
                 for key, value in self._adamw.items():

@@ -1,4 +1,6 @@
-"""The optimizers' base: a torch.optim.Optimizer for schedulers, scalers, hooks, trainers and checkpoints."""
+"""The optimizers' base: a torch.optim.Optimizer for schedulers, scalers, hooks,
+trainers and checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ from lowbit.state.load import restore
 
 
 class LowbitOptimizer(SteppingOptimizer):
-    """What every lowbit optimizer shares: state, its layout, loading, and one operator call for each group and device.
+    """What every lowbit optimizer shares: state, its layout, loading,
+    and one operator call for each group and device.
 
     A subclass decides the update rule of a group and its hyperparameters.
     """
@@ -45,10 +48,12 @@ class LowbitOptimizer(SteppingOptimizer):
         """Raises RuntimeError where a checkpoint would not hold what it should."""
 
     def register_step_pre_hook(self, hook: Any) -> RemovableHandle:
-        """torch's; refuses torchft's LocalSGD and DiLoCo where the state belongs to weights that they overwrite.
+        """torch's; refuses torchft's LocalSGD and DiLoCo where the state belongs to weights that
+        they overwrite.
 
         Raises:
-            ValueError: the hook is theirs, and the optimizer keeps Kahan or split correction bits, or is Schedule-Free.
+            ValueError: the hook is theirs, and the optimizer keeps Kahan or split correction bits,
+                or is Schedule-Free.
         """
         owner = type(getattr(hook, "__self__", None))
         if any(cls.__module__ == "torchft.local_sgd" for cls in owner.__mro__):
@@ -60,34 +65,40 @@ class LowbitOptimizer(SteppingOptimizer):
         for _, p, lay in self.laid_out():
             if lay.compensation:
                 raise ValueError(
-                    f"LocalSGD and DiLoCo overwrite the weights, and {lay.compensation.key!r} of parameter {self._what(p)} holds correction bits of the "
-                    "weights before: build the optimizer with param_format='stochastic' or 'nearest', or with float32 weights"
+                    f"LocalSGD and DiLoCo overwrite the weights, and {lay.compensation.key!r} of "
+                    f"parameter {self._what(p)} holds correction bits of the weights before: build "
+                    "the optimizer with param_format='stochastic' or "
+                    "'nearest', or with float32 weights"
                 )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a `state_dict()`; this optimizer's dtypes and layout of state stay.
 
-        It also takes torch's Adam and AdamW state dicts, whose float moments it quantizes, and lowbit state in other
-        formats. Group entries are loaded, except those that decide the layout (`lowbit.config.arguments.STRUCTURE`).
+        It also takes torch's Adam and AdamW state dicts, whose float moments it quantizes, and
+        lowbit state in other formats. Group entries are loaded, except those that decide the layout
+        (`lowbit.config.arguments.STRUCTURE`).
 
-        Parameters are matched by name if both sides name the same ones, however they are grouped. Otherwise they are
-        matched by position, as torch does, in groups of the same sizes. `lowbit.load_optimizer` can also match by a
-        model's order, and reads files of other libraries.
+        Parameters are matched by name if both sides name the same ones, however they are grouped.
+        Otherwise they are matched by position, as torch does, in groups of the same sizes.
+        `lowbit.load_optimizer` can also match by a model's order, and reads files of other
+        libraries.
 
         Warns:
-            UserWarning: no parameter has state in the state dict; or a group here joins parameters of several saved
-                groups that differ in a setting, which then stays as it is.
+            UserWarning: no parameter has state in the state dict; or a group here joins parameters
+                of several saved groups that differ in a setting, which then stays as it is.
 
         Raises:
-            TypeError, ValueError: a group's setting is none of this optimizer, such as another number of betas.
-            ValueError: the groups differ, names contradict positions, or a layout is unknown; the message has what to
-                do.
+            TypeError, ValueError: a group's setting is none of this optimizer,
+                such as another number of betas.
+            ValueError: the groups differ, names contradict positions, or a layout is unknown;
+                the message has what to do.
         """
         with self.whole_groups():  # DeepSpeed empties them between steps
             restore(self, state_dict)
 
     def override_quantize_enable(self, module: torch.nn.Module, name: str, enable: bool) -> None:
-        """Decides whether one parameter's state is quantized, whatever `full_precision` and `min_numel` say.
+        """Decides whether one parameter's state is quantized,
+        whatever `full_precision` and `min_numel` say.
 
         Call it before the parameter's first step.
 
@@ -96,18 +107,20 @@ class LowbitOptimizer(SteppingOptimizer):
             enable: True quantizes the state, False keeps it in full precision.
 
         Raises:
-            ValueError: it is no parameter of this optimizer, was stepped already, or has too few dimensions or too
-                short rows.
+            ValueError: it is no parameter of this optimizer, was stepped already, or has too few
+                dimensions or too short rows.
         """
         p: Any = getattr(module, name, None)
         group, known, index = self._found(p, name)
         if float(self.state.get(p, {}).get("step", 0.0)) > 0:
             raise ValueError(
-                f"{name!r} has been stepped; whether its state is quantized is decided before the first step"
+                f"{name!r} has been stepped; whether its state is quantized "
+                "is decided before the first step"
             )
         if enable and choose.is_full_precision(tuple(p.shape), None, (), 0):
             raise ValueError(
-                f"{name!r} of shape {tuple(p.shape)} cannot be quantized: that takes two dimensions and rows of {ops.policy('thresholds')['min_cols']}"
+                f"{name!r} of shape {tuple(p.shape)} cannot be quantized: that takes two "
+                f"dimensions and rows of {ops.policy('thresholds')['min_cols']}"
             )
         before = group.get("overrides")
         pattern = overrides.matched(group, known, index)
@@ -132,35 +145,42 @@ class LowbitOptimizer(SteppingOptimizer):
             raise
 
     def stats(self, *, probe: bool = False) -> Stats:
-        """The size and quality of the state, for each parameter and in total, from every value; no sample is taken.
+        """The size and quality of the state, for each parameter and in total, from every value;
+        no sample is taken.
 
-        The result prints as a summary and a table of groups of like tensors; its `table()` has a row for each tensor,
-        its `scalars()` the numbers to log, and notebooks show it as HTML.
+        The result prints as a summary and a table of groups of like tensors; its `table()` has a
+        row for each tensor, its `scalars()` the numbers to log, and notebooks show it as HTML.
 
         Args:
-            probe: also runs the next step on copies, with the current gradients, and compares the values that it would
-                store with those that it computed; False by default. A collective if parameters are sharded and their
-                rule or scales reduce anything, or their state lies elsewhere.
+            probe: also runs the next step on copies, with the current gradients, and compares the
+                values that it would store with those that it computed; False by default. A
+                collective if parameters are sharded and their rule or scales reduce anything, or
+                their state lies elsewhere.
 
         Returns:
             {"parameters": {name: entry}, "total": entry}, of the local shards. An entry has:
             `values`: the number of elements.
-            `bytes`: of each component: `parameter`, its `compensation`, `codes`, `scales`, `full_precision`
+            `bytes`: of each component: `parameter`, its `compensation`, `codes`, `scales`,
+                `full_precision`
             state, `factors`, `numbers` and `other`; and `bytes_per_value`.
-            `states`: for each quantized state the share of values whose code is the lowest or highest but 0
-            (`saturated`), the share that reads as 0 (`zero`), and the share of codes that occur (`used`; in the total
-            the mean).
-            With `probe` a state also has `rms_error`, the root mean square of the storage error relative to that of the
-            state, and `max_error`, the largest error relative to its value. The entry has `updates`, the share of
-            weights that the same step in float32 changes, and `lost`, the share that it changes but the stored step
-            does not. `lost_updates` is the share of these updates that is lost for good: it does not count weights that
-            stochastic rounding leaves as they are, because it moves others further.
-            Parameters that are rounded to nearest without compensation, under rules whose updates are about as large
-            as the learning rate, have `out_of_reach`: the share of weights so large that such an update is lost.
+            `states`: for each quantized state the share of values whose code is the lowest or
+                highest but 0
+            (`saturated`), the share that reads as 0 (`zero`), and the share of codes that occur
+            (`used`; in the total the mean).
+            With `probe` a state also has `rms_error`, the root mean square of the storage error
+            relative to that of the state, and `max_error`, the largest error relative to its value.
+            The entry has `updates`, the share of weights that the same step in float32 changes, and
+            `lost`, the share that it changes but the stored step does not. `lost_updates` is the
+            share of these updates that is lost for good: it does not count weights that stochastic
+            rounding leaves as they are, because it moves others further.
+            Parameters that are rounded to nearest without compensation, under rules whose updates
+            are about as large as the learning rate, have `out_of_reach`: the share of weights so
+            large that such an update is lost.
 
         Warns:
-            UserWarning: once for an optimizer, and only of weights that are rounded to nearest without compensation: a
-                tenth of the updates is lost, or half of the weights is out of reach.
+            UserWarning: once for an optimizer, and only of weights that are rounded to nearest
+                without compensation: a tenth of the updates is lost, or half of the weights is out
+                of reach.
         """
         with self.whole_groups():
             return collect(self, probe)

@@ -22,7 +22,9 @@ from lowbit.step.numbers import on_device
 
 
 class OrthogonalOptimizer(MatrixOptimizer):
-    """The base of Muon and MuonWithAdamW: groups with `use_muon=False` are stepped by AdamW, all others by Muon."""
+    """The base of Muon and MuonWithAdamW: groups with `use_muon=False` are stepped by AdamW,
+    all others by Muon.
+    """
 
     decides = ("normuon_beta2",)
 
@@ -66,9 +68,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
         return muon_layout.layout_of(group, p, name, index)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        if (
-            rule == muon_layout.MOMENTUM
-        ):  # it has no learning rate, but 0 would keep it from writing
+        # it has no learning rate, but 0 would keep it from writing
+        if rule == muon_layout.MOMENTUM:
             return [1.0, float(group["momentum"]), float(bool(group["nesterov"]))]
         lr = arguments.number(group["lr"])
         if rule == muon_layout.STEP:
@@ -88,7 +89,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
             lay: Any = self.layouts[p]
             value = self._local(p, lay)
             owners = self._owners_of(p)
-            made = Matrix(number, self.param_groups[number], p, lay, self.state[p], owners)  # type: ignore[arg-type]
+            group, state = self.param_groups[number], self.state[p]
+            made = Matrix(number, group, p, lay, state, owners)  # type: ignore[arg-type]
             if value.device.type != "cpu":
                 made.skip = on_device(found_inf, value.device)
             here.setdefault(value.device, []).append(made)
@@ -106,9 +108,11 @@ class OrthogonalOptimizer(MatrixOptimizer):
             run(matrices, bind, skipped)
 
     def _owners_of(self, p: Any) -> tuple[int, ...]:
-        """The rank of its process group that orthogonalizes each matrix; none if no other rank has parts of them.
+        """The rank of its process group that orthogonalizes each matrix;
+        none if no other rank has parts of them.
 
-        It follows from all parameters of the optimizer, whichever have a gradient, so it is the same in every step.
+        It follows from all parameters of the optimizer, whichever have a gradient,
+        so it is the same in every step.
         """
         if not self._owners:
             together: dict[Any, list[tuple[Any, MuonLayout]]] = {}
@@ -142,7 +146,8 @@ class OrthogonalOptimizer(MatrixOptimizer):
         grad_scale: Tensor | None,
         found_inf: Tensor | None,
     ) -> None:
-        """Gives a step group its operator call: the momentum's, or the step's with the ratio of its learning rate.
+        """Gives a step group its operator call: the momentum's,
+        or the step's with the ratio of its learning rate.
 
         Only the first takes what is to be done to gradients, and only the second the learning rate.
         """

@@ -17,22 +17,24 @@ HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
 
 
 def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """Named groups for an optimizer: embeddings and output heads keep full-precision state, all else the chosen format.
+    """Named groups for an optimizer: embeddings and output heads keep full-precision state,
+    all else the chosen format.
 
-    Both are where 8-bit state first costs quality. Rows of rare tokens have zero gradients for many steps and then a
-    large one, and the head sees the same words. Full precision covers the weights of `nn.Embedding` and
-    `nn.EmbeddingBag`, weights tied to them, and `nn.Linear` heads. A head is called lm_head, embed_out, output, head
-    or score; or it is the model's last linear layer and as wide as a vocabulary (`out_features` is some embedding's
-    `num_embeddings`).
+    Both are where 8-bit state first costs quality. Rows of rare tokens have zero gradients for many
+    steps and then a large one, and the head sees the same words. Full precision covers the weights
+    of `nn.Embedding` and `nn.EmbeddingBag`, weights tied to them, and `nn.Linear` heads. A head is
+    called lm_head, embed_out, output, head or score; or it is the model's last linear layer and as
+    wide as a vocabulary (`out_features` is some embedding's `num_embeddings`).
 
     Args:
         model: before or after `fully_shard`. Wrappers of DDP, FSDP1 and torch.compile are ignored.
         options: added to both groups (`lr=...`, `weight_decay=...`).
 
     Returns:
-        One or two groups with `params` and `param_names`; the second has `full_precision=True`. Parameters that
-        require no gradient are left out. A parameter that FSDP1 flattened (`use_orig_params=False`) is in the first
-        group, whose `full_precision` then names the weights in it.
+        One or two groups with `params` and `param_names`; the second has `full_precision=True`.
+        Parameters that require no gradient are left out. A parameter that FSDP1 flattened
+        (`use_orig_params=False`) is in the first group, whose `full_precision` then names the
+        weights in it.
 
     Raises:
         TypeError: `model` is no module, such as `model.parameters()`.
@@ -64,15 +66,18 @@ def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
 def muon_param_groups(
     model: nn.Module, *, adamw: Sequence[str] = (), **options: Any
 ) -> list[dict[str, Any]]:
-    """Named groups for `lowbit.MuonWithAdamW`: hidden matrices are stepped by Muon, all else by AdamW.
+    """Named groups for `lowbit.MuonWithAdamW`: hidden matrices are stepped by Muon,
+    all else by AdamW.
 
-    A hidden matrix is a weight of two dimensions, or of three if it is a batch of matrices such as the experts of a
-    mixture. AdamW steps embeddings and heads, as `param_groups` finds them and with full-precision state, whatever has
-    "embed" in its name, vectors and single rows or columns, and the weights of convolutions.
+    A hidden matrix is a weight of two dimensions, or of three if it is a batch of matrices such as
+    the experts of a mixture. AdamW steps embeddings and heads, as `param_groups` finds them and
+    with full-precision state, whatever has "embed" in its name, vectors and single rows or columns,
+    and the weights of convolutions.
 
     Args:
         model: as in `param_groups`.
-        adamw: patterns of names (`fnmatch`) that AdamW steps as well, such as those of routers; none by default.
+        adamw: patterns of names (`fnmatch`) that AdamW steps as well, such as those of routers;
+            none by default.
         options: added to all groups (`lr=...`, `weight_decay=...`).
 
     Returns:
@@ -95,7 +100,8 @@ def muon_param_groups(
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
             raise ValueError(
-                f"parameter {clean_name(name)!r} is a flat shard of FSDP1, and Muon needs whole matrices; use fully_shard"
+                f"parameter {clean_name(name)!r} is a flat shard of FSDP1, and Muon needs whole "
+                "matrices; use fully_shard"
             )
         known = clean_name(name)
         hits = {pattern for pattern in patterns if fnmatch.fnmatch(known, pattern)}

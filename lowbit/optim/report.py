@@ -1,4 +1,6 @@
-"""The report of `opt.stats()`: as text, as HTML, as a table of every tensor, and as numbers to log."""
+"""The report of `opt.stats()`: as text, as HTML, as a table of every tensor,
+and as numbers to log.
+"""
 
 from __future__ import annotations
 
@@ -26,11 +28,13 @@ _SHARES = ("saturated", "zero", "used", "rms_error", "max_error")
 
 
 class Stats(dict):  # type: ignore[type-arg]
-    """The result of `stats()`: a dict that prints as a summary of at most ten lines and a table of at most 20 rows.
+    """The result of `stats()`: a dict that prints as a summary of at most ten lines and a table of
+    at most 20 rows.
 
-    The table has a row for each group of like tensors: names that differ only in numbers, such as `blocks.0.mlp.weight`
-    and `blocks.1.mlp.weight`, with the same formats. Cells with several numbers have one for each state, in the
-    summary's order. `table()` has a row for each tensor and state. Notebooks show the same as HTML.
+    The table has a row for each group of like tensors: names that differ only in numbers, such as
+    `blocks.0.mlp.weight` and `blocks.1.mlp.weight`, with the same formats. Cells with several
+    numbers have one for each state, in the summary's order. `table()` has a row for each tensor and
+    state. Notebooks show the same as HTML.
     """
 
     def __str__(self) -> str:
@@ -47,36 +51,58 @@ class Stats(dict):  # type: ignore[type-arg]
         )
 
     def table(self) -> str:
-        """The text of a table with a row for each tensor and state, and one for each state in total."""
-        rows = [("", "values", "bytes each", "state", "format", "saturated", "zero", "used", "rms error", "max error", "lost")]  # fmt: skip
+        """The text of a table with a row for each tensor and state,
+        and one for each state in total.
+        """
+        rows = [
+            (
+                "",
+                "values",
+                "bytes each",
+                "state",
+                "format",
+                "saturated",
+                "zero",
+                "used",
+                "rms error",
+                "max error",
+                "lost",
+            )
+        ]
         for name, entry in [*self["parameters"].items(), ("total", self["total"])]:
             head = [name, str(entry["values"]), f"{entry['bytes_per_value']:.3f}"]
             lost = percent(entry.get("lost"))
             for state, kept in entry["states"].items() or [("", {})]:
                 rows.append(
                     (
-                        *head, state, kept.get("format", ""),
+                        *head,
+                        state,
+                        kept.get("format", ""),
                         *(percent(kept.get(key)) for key in ("saturated", "zero", "used")),
-                        *(f"{kept[key]:.3g}" if key in kept else "" for key in ("rms_error", "max_error")),
+                        *(
+                            f"{kept[key]:.3g}" if key in kept else ""
+                            for key in ("rms_error", "max_error")
+                        ),
                         lost,
                     )
-                )  # fmt: skip
+                )
                 head, lost = ["", "", ""], ""
         return "\n".join(_aligned(rows, left=(0, 3, 4)))
 
     def scalars(self) -> dict[str, float]:
-        """The numbers of the total, for TensorBoard's `add_scalar` or `wandb.log`; names keep their meaning.
+        """The numbers of the total, for TensorBoard's `add_scalar` or `wandb.log`;
+        names keep their meaning.
 
         Returns:
             A dict of floats:
             `lowbit/values`: the number of elements; `lowbit/bytes` and `lowbit/bytes_per_value`.
-            `lowbit/bytes/COMPONENT`: the bytes of `parameter`, `compensation`, `codes`, `scales`, `full_precision`,
-            `factors`, `numbers` and `other`.
-            `lowbit/saturated/STATE`, `lowbit/zero/STATE`, `lowbit/used/STATE`: shares from 0 to 1, for each quantized
-            state, such as `lowbit/zero/exp_avg`.
+            `lowbit/bytes/COMPONENT`: the bytes of `parameter`, `compensation`, `codes`, `scales`,
+            `full_precision`, `factors`, `numbers` and `other`.
+            `lowbit/saturated/STATE`, `lowbit/zero/STATE`, `lowbit/used/STATE`: shares from 0 to 1,
+            for each quantized state, such as `lowbit/zero/exp_avg`.
             `lowbit/out_of_reach`: if any weights are rounded to nearest without compensation.
-            With `stats(probe=True)`, if there are gradients: `lowbit/rms_error/STATE`, `lowbit/max_error/STATE`,
-            `lowbit/updates` and `lowbit/lost_updates`.
+            With `stats(probe=True)`, if there are gradients: `lowbit/rms_error/STATE`,
+            `lowbit/max_error/STATE`, `lowbit/updates` and `lowbit/lost_updates`.
         """
         total = self["total"]
         made = {"lowbit/values": total["values"], "lowbit/bytes": sum(total["bytes"].values())}
@@ -100,8 +126,14 @@ class Stats(dict):  # type: ignore[type-arg]
         ]
         made = [
             ("parameters", f"{count} tensors of {values:,} values"),
-            ("bytes", f"{_binary(size)}, {total['bytes_per_value']:.3f} for each value: {', '.join(each)}"),
-        ]  # fmt: skip
+            (
+                "bytes",
+                (
+                    f"{_binary(size)}, {total['bytes_per_value']:.3f} for each value: "
+                    f"{', '.join(each)}"
+                ),
+            ),
+        ]
         for key in ("saturated", "zero", "rms_error"):
             shares = [
                 f"{name} {percent(kept[key])}"
@@ -116,7 +148,10 @@ class Stats(dict):  # type: ignore[type-arg]
             made.append(
                 (
                     "out of reach",
-                    f"{share} of the weights rounded to nearest are too large for this learning rate to change",
+                    (
+                        f"{share} of the weights rounded to nearest are too large for this "
+                        "learning rate to change"
+                    ),
                 )
             )
         label = "worst"
@@ -132,11 +167,16 @@ class Stats(dict):  # type: ignore[type-arg]
         probed = [entry for entry in self["parameters"].values() if "lost" in entry]
         if any(ops.param_format(entry["param_format"])["random"] for entry in probed):
             same = percent(total["lost"])
-            return f"{percent(total['lost_updates'])}; {same} of the weights stay as they are, by chance where rounding is stochastic"
+            return (
+                f"{percent(total['lost_updates'])}; {same} of the weights stay as they are, by "
+                "chance where rounding is stochastic"
+            )
         return percent(total["lost_updates"])
 
     def _worst(self) -> list[tuple[str, float, str]]:
-        """The tensors with the largest share of lost updates or of a state's zeros or saturated values: name, share, what."""
+        """The tensors with the largest share of lost updates or of a state's zeros or saturated
+        values: name, share, what.
+        """
         made = []
         for name, entry in self["parameters"].items():
             numbers = [(entry.get("lost_updates", 0.0), "of the updates lost")]
@@ -149,7 +189,9 @@ class Stats(dict):  # type: ignore[type-arg]
         return sorted(made, key=lambda one: -one[1])[:_WORST]
 
     def _groups(self) -> list[list[str]]:
-        """The table of groups of like tensors: its head, then at most _ROWS rows; the last joins what has no row."""
+        """The table of groups of like tensors: its head, then at most _ROWS rows;
+        the last joins what has no row.
+        """
         groups: dict[Any, list[tuple[str, Mapping[str, Any]]]] = {}
         for name, entry in self["parameters"].items():
             formats = tuple(kept["format"] for kept in entry["states"].values())
@@ -170,7 +212,17 @@ class Stats(dict):  # type: ignore[type-arg]
         ]
         if rest:
             rows.append(_row(f"({len(groups) - len(shown)} more)", rest))
-        head = ["", "tensors", "values", "bytes each", "state", "saturated", "zero", "max rms error", "lost updates"]  # fmt: skip
+        head = [
+            "",
+            "tensors",
+            "values",
+            "bytes each",
+            "state",
+            "saturated",
+            "zero",
+            "max rms error",
+            "lost updates",
+        ]
         used = [i for i in range(len(head)) if i < 5 or any(row[i] for row in rows)]
         return [[row[i] for i in used] for row in (head, *rows)]
 
@@ -186,7 +238,13 @@ def _row(name: str, entries: Sequence[Mapping[str, Any]]) -> list[str]:
     formats = dict.fromkeys(
         kept["format"].removesuffix("_unsigned") for e in entries for kept in e["states"].values()
     )
-    cells = [name, str(len(entries)), f"{values:,}", f"{size / values if values else 0:.3f}", ", ".join(formats)]  # fmt: skip
+    cells = [
+        name,
+        str(len(entries)),
+        f"{values:,}",
+        f"{size / values if values else 0:.3f}",
+        ", ".join(formats),
+    ]
     states = dict.fromkeys(state for entry in entries for state in entry["states"])
     for key in ("saturated", "zero", "rms_error"):
         shares = []

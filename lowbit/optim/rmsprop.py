@@ -17,9 +17,9 @@ from lowbit.optim.optimizer import LowbitOptimizer
 class RMSprop(LowbitOptimizer):
     """torch.optim.RMSprop with low-bit state.
 
-    With centered=True the variance is a difference of two numbers that few bits cannot tell apart. It is therefore at
-    least 1/8 of square_avg (1/64 in bfloat16, 0 in float32), so steps are at most 2.8 times as long as without
-    centering.
+    With centered=True the variance is a difference of two numbers that few bits cannot tell apart.
+    It is therefore at least 1/8 of square_avg (1/64 in bfloat16, 0 in float32), so steps are at
+    most 2.8 times as long as without centering.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
@@ -27,12 +27,15 @@ class RMSprop(LowbitOptimizer):
         alpha: decay of the running average of the squared gradient; 0.99 by default.
         eps: added to the denominator; 1e-8 by default.
         weight_decay: added to the gradient (L2); 0 by default.
-        momentum: decay of a running sum of updates, in a state tensor of its own; 0 (default) keeps none.
-        centered: True divides by the estimated standard deviation, and keeps the mean gradient; False by default.
+        momentum: decay of a running sum of updates, in a state tensor of its own;
+            0 (default) keeps none.
+        centered: True divides by the estimated standard deviation, and keeps the mean gradient;
+            False by default.
         capturable, foreach: accepted for torch's signature and ignored.
         maximize: maximizes the objective instead; False by default.
         differentiable: not supported; True raises.
-        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
+        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
+            `Adam`.
 
     Raises:
         ValueError: an argument is out of range; the messages are torch's.
@@ -64,9 +67,12 @@ class RMSprop(LowbitOptimizer):
             **options,
         )
         defaults |= {
-            "alpha": alpha, "eps": eps, "weight_decay": weight_decay, "momentum": momentum,
+            "alpha": alpha,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
             "centered": centered,
-        }  # fmt: skip
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:

@@ -21,17 +21,20 @@ from lowbit.step.versions import raise_versions, versioned
 
 
 class ScheduleFreeAdamW(LowbitOptimizer):
-    """Schedule-Free AdamW (arXiv:2405.15682): an average of the weights takes the place of a learning rate schedule.
+    """Schedule-Free AdamW (arXiv:2405.15682): an average of the weights takes the place of a
+    learning rate schedule.
 
-    Call `train()` before training and `eval()` before evaluating or saving, as with the authors' `schedulefree`. In
-    between, the parameters hold the weights that gradients are taken at (y), and after `eval()` the average (x), which
-    is the result. The state holds a third copy (z) and the second moment; x is computed from y and z in place.
+    Call `train()` before training and `eval()` before evaluating or saving, as with the authors'
+    `schedulefree`. In between, the parameters hold the weights that gradients are taken at (y), and
+    after `eval()` the average (x), which is the result. The state holds a third copy (z) and the
+    second moment; x is computed from y and z in place.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.
-        lr: learning rate, a float or a tensor of one element on the CPU; 0.0025 by default. A schedule on top of it is
-            allowed and not needed.
-        betas: share of the average in y, above 0, and decay of the second moment; (0.9, 0.999) by default.
+        lr: learning rate, a float or a tensor of one element on the CPU; 0.0025 by default. A
+            schedule on top of it is allowed and not needed.
+        betas: share of the average in y, above 0, and decay of the second moment;
+            (0.9, 0.999) by default.
         eps: added to the denominator; 1e-8 by default.
         weight_decay: applied at y; 0 by default.
         warmup_steps: steps over which the learning rate grows linearly to `lr`; 0 by default.
@@ -39,14 +42,16 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         weight_lr_power: and the largest learning rate so far, to this power; 2 by default.
         foreach: accepted for the signature of `schedulefree` and ignored.
         maximize: maximizes the objective instead; False by default.
-        state_format: "8bit" by default. A preset or format stores exp_avg_sq; z is a copy of weights and has their
-            precision: float32, or bfloat16 rounded stochastically for bfloat16 parameters without compensation. A
-            mapping {"z": ..., "exp_avg_sq": ...} says it for both.
+        state_format: "8bit" by default. A preset or format stores exp_avg_sq; z is a copy of
+            weights and has their precision: float32, or bfloat16 rounded stochastically for
+            bfloat16 parameters without compensation. A mapping {"z": ..., "exp_avg_sq": ...} says
+            it for both.
         param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
 
     Raises:
-        ValueError: an argument is out of range; betas[0] is 0, from which x cannot be recovered; lr is a tensor on a
-            GPU; or ZeroRedundancyOptimizer hands out groups of `lowbit.param_groups`, and a mode would be one rank's.
+        ValueError: an argument is out of range; betas[0] is 0, from which x cannot be recovered; lr
+            is a tensor on a GPU; or ZeroRedundancyOptimizer hands out groups of
+            `lowbit.param_groups`, and a mode would be one rank's.
     """
 
     @arguments.lists(Options)
@@ -67,10 +72,18 @@ class ScheduleFreeAdamW(LowbitOptimizer):
     ) -> None:
         defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
         defaults |= {
-            "betas": betas, "eps": eps, "weight_decay": weight_decay, "warmup_steps": warmup_steps, "r": r,
-            "weight_lr_power": weight_lr_power, "k": 0, "train_mode": False, "weight_sum": 0.0, "lr_max": -1.0,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "warmup_steps": warmup_steps,
+            "r": r,
+            "weight_lr_power": weight_lr_power,
+            "k": 0,
+            "train_mode": False,
+            "weight_sum": 0.0,
+            "lr_max": -1.0,
             "scheduled_lr": 0.0,
-        }  # fmt: skip
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -79,7 +92,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         arguments.check_betas(group["betas"])
         if not float(group["betas"][0]) > 0.0:
             raise ValueError(
-                "betas[0] is 0: the parameters would be z alone, from which the average x cannot be computed; it should be in (0, 1)"
+                "betas[0] is 0: the parameters would be z alone, from which the average x cannot "
+                "be computed; it should be in (0, 1)"
             )
         arguments.check_least(epsilon=group["eps"], weight_decay=group["weight_decay"])
         arguments.check_least(warmup_steps=group["warmup_steps"], r=group["r"])
@@ -96,9 +110,10 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         super()._take_names(param_group)
         if self._subset_names:
             raise ValueError(
-                "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's ZeroRedundancyOptimizer hands it out: that one overwrites "
-                "the mode in each step, and train() and eval() would change this part's weights on this rank alone. Use fully_shard, or give a group "
-                "the names of its own parameters"
+                "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's "
+                "ZeroRedundancyOptimizer hands it out: that one overwrites the mode in each step, "
+                "and train() and eval() would change this part's weights on this rank alone. Use "
+                "fully_shard, or give a group the names of its own parameters"
             )
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
@@ -112,16 +127,20 @@ class ScheduleFreeAdamW(LowbitOptimizer):
     # Modes
 
     def train(self) -> None:
-        """Sets the parameters to y, the weights at which gradients are taken. Without effect in train mode.
+        """Sets the parameters to y, the weights at which gradients are taken.
+        Without effect in train mode.
 
-        Weights are rounded to the nearest. They do not wander off: after the first rounding any number of calls of
-        `eval()` and `train()` leaves the same bits, but for a few of weights with correction bits, which come to rest.
-        A collective, as `eval()` is, if the state of a sharded parameter lies elsewhere: then call it on all ranks.
+        Weights are rounded to the nearest. They do not wander off: after the first rounding any
+        number of calls of `eval()` and `train()` leaves the same bits, but for a few of weights
+        with correction bits, which come to rest. A collective, as `eval()` is, if the state of a
+        sharded parameter lies elsewhere: then call it on all ranks.
         """
         self._set_mode(True)
 
     def eval(self) -> None:
-        """Sets the parameters to x, the average: evaluate and save these weights. Without effect in eval mode."""
+        """Sets the parameters to x, the average: evaluate and save these weights.
+        Without effect in eval mode.
+        """
         self._set_mode(False)
 
     @torch.no_grad()
@@ -141,7 +160,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
     def _check_mode(self) -> None:
         if not all(group["train_mode"] for group in self.param_groups):
             raise RuntimeError(
-                "the optimizer is in eval mode, in which parameters are the average of the weights: call opt.train() before training, and opt.eval() "
+                "the optimizer is in eval mode, in which parameters are the average of the "
+                "weights: call opt.train() before training, and opt.eval() "
                 "before evaluating or saving"
             )
 
@@ -149,8 +169,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         """torch's state dict.
 
         Raises:
-            RuntimeError: the optimizer has stepped and is in train mode, in which the model's weights are not the
-                result: call `eval()`, save both, then call `train()`.
+            RuntimeError: the optimizer has stepped and is in train mode, in which the model's
+                weights are not the result: call `eval()`, save both, then call `train()`.
         """
         self.check_saving()
         return super().state_dict()
@@ -158,13 +178,15 @@ class ScheduleFreeAdamW(LowbitOptimizer):
     def check_saving(self) -> None:
         if any(group["train_mode"] and group["k"] for group in self.param_groups):
             raise RuntimeError(
-                "the optimizer is in train mode, in which the model's weights are not the average that a checkpoint should have: call opt.eval(), save "
-                "the model and the optimizer, then call opt.train()"
+                "the optimizer is in train mode, in which the model's weights are not the average "
+                "that a checkpoint should have: call opt.eval(), save the model and the optimizer, "
+                "then call opt.train()"
             )
 
     def _check_overwritten(self) -> None:
         raise ValueError(
-            "LocalSGD and DiLoCo overwrite the weights, which ScheduleFreeAdamW keeps as one of three copies that belong together: use AdamW"
+            "LocalSGD and DiLoCo overwrite the weights, which ScheduleFreeAdamW keeps as one of "
+            "three copies that belong together: use AdamW"
         )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -184,7 +206,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         self._check_mode()
         if capturing():
             raise RuntimeError(
-                "a CUDA graph would replay this step's weight in the average for all steps; step ScheduleFreeAdamW outside of graphs"
+                "a CUDA graph would replay this step's weight in the average for all steps; step "
+                "ScheduleFreeAdamW outside of graphs"
             )
         # Parameters that the backward pass has stepped were, whatever was found after them.
         early = bool(self.stepped_early)
@@ -203,15 +226,19 @@ class ScheduleFreeAdamW(LowbitOptimizer):
 
 
 def _check_host(lr: float | Tensor) -> None:
-    """Raises ValueError if a learning rate is a tensor of which the host would have to wait in every step."""
+    """Raises ValueError if a learning rate is a tensor of which the host would have to wait in
+    every step.
+    """
     if isinstance(lr, Tensor) and lr.device.type != "cpu":
         raise ValueError(
-            f"lr is a tensor on {lr.device}, but the weights of the average are computed from it on the host; pass a float, or a tensor on the CPU"
+            f"lr is a tensor on {lr.device}, but the weights of the average are computed from it "
+            "on the host; pass a float, or a tensor on the CPU"
         )
 
 
 def _next(group: Mapping[str, Any]) -> tuple[float, float, dict[str, Any]]:
-    """The learning rate and the share in the average of a group's next step, and the group's entries after it.
+    """The learning rate and the share in the average of a group's next step,
+    and the group's entries after it.
 
     A step with a learning rate of 0 changes no weights and does not count.
     """
@@ -228,7 +255,9 @@ def _next(group: Mapping[str, Any]) -> tuple[float, float, dict[str, Any]]:
 
 
 def _with_steps(state_dict: dict[str, Any]) -> dict[str, Any]:
-    """A state dict of schedulefree's AdamWScheduleFree, which counts steps in the groups, with those of each parameter."""
+    """A state dict of schedulefree's AdamWScheduleFree, which counts steps in the groups,
+    with those of each parameter.
+    """
     groups, state = state_dict.get("param_groups"), state_dict.get("state")
     if not isinstance(groups, list) or not isinstance(state, Mapping):
         return state_dict

@@ -23,16 +23,19 @@ class SGD(LowbitOptimizer):
         momentum: decay of the running sum of gradients; 0 (default) keeps no state.
         dampening: the share of the gradient that momentum leaves out; 0 by default.
         weight_decay: added to the gradient (L2); 0 by default.
-        nesterov: True steps by Nesterov's momentum, which needs momentum and no dampening; False by default.
+        nesterov: True steps by Nesterov's momentum, which needs momentum and no dampening;
+            False by default.
         maximize: maximizes the objective instead; False by default.
         foreach, fused: accepted for torch's signature and ignored.
         differentiable: not supported; True raises.
-        decoupled: True applies weight decay to the weights (SGDW) and not to the gradient; False by default.
-        dampen_first: True dampens the first step too (FlashOptim), where torch uses the whole gradient; False by
-            default.
-        cautious: True moves only weights whose step agrees in sign with the gradient, and these further, by 1 over
-            their share (arXiv:2411.16085); needs momentum. False by default.
-        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in `Adam`.
+        decoupled: True applies weight decay to the weights (SGDW) and not to the gradient;
+            False by default.
+        dampen_first: True dampens the first step too (FlashOptim), where torch uses the whole
+            gradient; False by default.
+        cautious: True moves only weights whose step agrees in sign with the gradient, and these
+            further, by 1 over their share (arXiv:2411.16085); needs momentum. False by default.
+        state_format, param_format, full_precision, seed, overrides, min_numel, state_memory: as in
+            `Adam`.
 
     Raises:
         ValueError: an argument is out of range; the messages are torch's.
@@ -67,9 +70,14 @@ class SGD(LowbitOptimizer):
             **options,
         )
         defaults |= {
-            "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay,
-            "nesterov": nesterov, "decoupled": decoupled, "dampen_first": dampen_first, "cautious": cautious,
-        }  # fmt: skip
+            "momentum": momentum,
+            "dampening": dampening,
+            "weight_decay": weight_decay,
+            "nesterov": nesterov,
+            "decoupled": decoupled,
+            "dampen_first": dampen_first,
+            "cautious": cautious,
+        }
         super().__init__(params, defaults)
 
     def check_options(self, group: Mapping[str, Any]) -> None:
@@ -84,13 +92,19 @@ class SGD(LowbitOptimizer):
         if group.get("cautious"):
             if not group["momentum"]:
                 raise ValueError(
-                    "cautious=True compares the momentum with the gradient, and momentum is 0; give a momentum, or leave cautious out"
+                    "cautious=True compares the momentum with the gradient, and momentum is 0; "
+                    "give a momentum, or leave cautious out"
                 )
             return "cautious_sgd_momentum"
         return "sgd_momentum" if group["momentum"] else "sgd"
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         return [
-            arguments.number(group["lr"]), group["momentum"], group["dampening"], float(bool(group["nesterov"])),
-            float(group["weight_decay"]), float(bool(group["decoupled"])), float(bool(group["dampen_first"])),
-        ]  # fmt: skip
+            arguments.number(group["lr"]),
+            group["momentum"],
+            group["dampening"],
+            float(bool(group["nesterov"])),
+            float(group["weight_decay"]),
+            float(bool(group["decoupled"])),
+            float(bool(group["dampen_first"])),
+        ]

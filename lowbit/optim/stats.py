@@ -1,4 +1,6 @@
-"""Statistics of an optimizer's state: bytes, use of codes, and what storing the next step would lose."""
+"""Statistics of an optimizer's state: bytes, use of codes,
+and what storing the next step would lose.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,8 @@ def collect(opt: SteppingOptimizer, probe: bool) -> Stats:
         for p, _ in lacking:
             p.grad = None
         if probe:
-            opt.forget_step()  # the next step asks anew: its gradients need not be those of the probe
+            # the next step asks anew: its gradients need not be those of the probe
+            opt.forget_step()
     warn_of_loss(opt, made)
     return made
 
@@ -117,12 +120,16 @@ def _finish(tally: Mapping[str, float]) -> dict[str, float]:
     made = {
         share: _ratio(tally[share], tally[over])
         for share, over in (
-            ("saturated", "coded"), ("zero", "coded"), ("used", "levels"),
-            ("updates", "probed"), ("lost", "probed"), ("lost_updates", "updates"),
+            ("saturated", "coded"),
+            ("zero", "coded"),
+            ("used", "levels"),
+            ("updates", "probed"),
+            ("lost", "probed"),
+            ("lost_updates", "updates"),
             ("out_of_reach", "nearest"),
         )
         if share in tally
-    }  # fmt: skip
+    }
     if "error2" in tally:
         made["rms_error"] = math.sqrt(_ratio(tally["error2"], tally["exact2"]))
         made["max_error"] = tally["max_error"]
@@ -165,9 +172,11 @@ def _here(lay: Layout, slot: Slot, state: Mapping[str, Tensor]) -> Tensor:
 
 
 def _reach(group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, float]:
-    """How many weights an update of the size of the learning rate cannot change; empty where updates have another size.
+    """How many weights an update of the size of the learning rate cannot change; empty where
+    updates have another size.
 
-    A scheduler's `initial_lr` counts if it is larger: a warm-up begins with steps that are meant to be small.
+    A scheduler's `initial_lr` counts if it is larger: a warm-up begins with steps that are meant to
+    be small.
     """
     rates = (group["lr"], group.get("initial_lr", 0.0))
     lr = max(float(sharding.local(r) if isinstance(r, Tensor) else r) for r in rates)
@@ -183,8 +192,9 @@ def _reach(group: Mapping[str, Any], p: Any, lay: Layout) -> dict[str, float]:
 def _probe(
     opt: SteppingOptimizer, group: dict[str, Any], p: Any, lay: Layout, state: dict[str, Tensor]
 ) -> tuple[dict[str, dict[str, float]], dict[str, float]] | None:
-    """The next step on copies, as it is stored and without any rounding of what is stored: (errors of each state, updates lost); None where there is no
-    gradient here. All ranks that hold some of a flat shard's parameter must call it at once."""
+    """The next step on copies, as it is stored and without any rounding of what is stored: (errors
+    of each state, updates lost); None where there is no gradient here. All ranks that hold some of
+    a flat shard's parameter must call it at once."""
     value = sharding.local(p).detach()
     if isinstance(p, sharding.FlatShard):
         return _probe_rows(opt, group, p, lay, value, state)
@@ -210,9 +220,16 @@ def _probe(
 
 
 def _probe_rows(
-    opt: SteppingOptimizer, group: dict[str, Any], p: Any, lay: Layout, value: Tensor, state: dict[str, Tensor]
-) -> tuple[dict[str, dict[str, float]], dict[str, float]] | None:  # fmt: skip
-    """`_probe` of rows of a parameter, which `lay` describes: `value` and `state` are theirs, and p has their gradient."""
+    opt: SteppingOptimizer,
+    group: dict[str, Any],
+    p: Any,
+    lay: Layout,
+    value: Tensor,
+    state: dict[str, Tensor],
+) -> tuple[dict[str, dict[str, float]], dict[str, float]] | None:
+    """`_probe` of rows of a parameter, which `lay` describes: `value` and `state` are theirs,
+    and p has their gradient.
+    """
     before = float32_weights(value, lay, state)
     stored_state = {key: sharding.local(tensor).clone() for key, tensor in state.items()}
     stored = value.clone(memory_format=torch.contiguous_format)
@@ -261,8 +278,13 @@ def _errors(got: Tensor, want: Tensor) -> dict[str, float]:
 
 
 def _run(
-    opt: SteppingOptimizer, group: dict[str, Any], p: Any, lay: Layout, value: Tensor, state: dict[str, Tensor]
-) -> None:  # fmt: skip
+    opt: SteppingOptimizer,
+    group: dict[str, Any],
+    p: Any,
+    lay: Layout,
+    value: Tensor,
+    state: dict[str, Tensor],
+) -> None:
     """Steps `value` in place of p, with p's gradient."""
     reducer = FlatShardReducer([(p, lay)]) if isinstance(p, sharding.FlatShard) else None
     step_groups = []
@@ -277,7 +299,9 @@ def _run(
 
 
 class _Given:
-    """A gradient in the role of a parameter; torch would require the gradient in the parameter's dtype."""
+    """A gradient in the role of a parameter;
+    torch would require the gradient in the parameter's dtype.
+    """
 
     def __init__(self, grad: Tensor) -> None:
         self.grad = grad

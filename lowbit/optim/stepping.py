@@ -42,7 +42,9 @@ class SteppingOptimizer(StatefulOptimizer):
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
-        """The rule's hyperparameters in the catalog's order: the learning rate first, 0 if it is a tensor."""
+        """The rule's hyperparameters in the catalog's order: the learning rate first,
+        0 if it is a tensor.
+        """
         raise NotImplementedError
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -67,9 +69,11 @@ class SteppingOptimizer(StatefulOptimizer):
         (docs/sharding-details.md).
 
         Args:
-            closure: reevaluates the model and returns the loss; runs with gradients enabled. None by default.
-            grad_scale: a number that divides the gradients as they are read, such as `lowbit.clip_scale` returns. It
-                applies in addition to the attribute `grad_scale` that torch's GradScaler sets. None (default) means 1.
+            closure: reevaluates the model and returns the loss; runs with gradients enabled.
+                None by default.
+            grad_scale: a number that divides the gradients as they are read, such as
+                `lowbit.clip_scale` returns. It applies in addition to the attribute `grad_scale`
+                that torch's GradScaler sets. None (default) means 1.
         """
         if torch.compiler.is_compiling() and is_left_out(self.param_groups):
             return self._step_uncompiled(closure, grad_scale)
@@ -137,7 +141,9 @@ class SteppingOptimizer(StatefulOptimizer):
         return scale * on_device(given, scale.device)
 
     def _step_again(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
-        """Repeats the last step from the cache. Returns False, changing nothing, if any of its objects has changed."""
+        """Repeats the last step from the cache. Returns False, changing nothing,
+        if any of its objects has changed.
+        """
         cache = self._step_cache
         if cache is None or torch.compiler.is_compiling():
             return False
@@ -175,9 +181,11 @@ class SteppingOptimizer(StatefulOptimizer):
             self._step_cache = None
 
     def lacking_gradients(self) -> list[tuple[Any, torch.dtype]]:
-        """The sharded parameters without a gradient here of which another rank has one, and its dtype.
+        """The sharded parameters without a gradient here of which another rank has one,
+        and its dtype.
 
-        It is a collective if the step of any of them reduces anything, or if experts are among them.
+        It is a collective if the step of any of them reduces anything,
+        or if experts are among them.
         """
         if torch.compiler.is_compiling():
             return []
@@ -187,7 +195,9 @@ class SteppingOptimizer(StatefulOptimizer):
         return self._presence.lacking(same=False, stepped=self.stepped_early)
 
     def prepare_step(self) -> bool:
-        """Brings state up to the groups' options. Returns False if the step is only there to create it."""
+        """Brings state up to the groups' options.
+        Returns False if the step is only there to create it.
+        """
         if self.layouts and self._laid_out_for != self._decided():
             self.lay_out_again()  # such as by OneCycleLR, which gives SGD a momentum
             self.init_state()
@@ -243,7 +253,9 @@ class SteppingOptimizer(StatefulOptimizer):
         home.run(visitors, self.param_groups, bind)
 
     def _local(self, p: Any, lay: Layout) -> Tensor:
-        """What is here of a parameter. RuntimeError if it is no longer what its state was laid out for."""
+        """What is here of a parameter. RuntimeError if it is no longer what its state was laid out
+        for.
+        """
         value = sharding.local(p)
         whole = value.shape == lay.param_part.local or isinstance(p, sharding.FlatShard)
         if value.dtype != lay.dtype or not whole:
@@ -256,7 +268,9 @@ class SteppingOptimizer(StatefulOptimizer):
         return str(member.number) if member.name is None else repr(member.name)
 
     def _agreed(self) -> FlatShardReducer | None:
-        """What ranks agree on in a step about the flat shards that are shown; None where there are none."""
+        """What ranks agree on in a step about the flat shards that are shown;
+        None where there are none.
+        """
         key = None if self._shown is None else tuple(map(id, self._shown))
         if self.flat_shards and key not in self._flat_reducers:
             flat_shards = [
@@ -298,7 +312,8 @@ class SteppingOptimizer(StatefulOptimizer):
         if torch.compiler.is_compiling():
             return step_group.plan()
         streams = [stream for _, stream in step_group.rows]
-        # A version does not tell of a write by `.data`; to read a number elsewhere would wait for the GPU.
+        # A version does not tell of a write by `.data`;
+        # to read a number elsewhere would wait for the GPU.
         marks = [int(stream) if stream.is_cpu else stream._version for stream in streams]
         where = (where, id(streams[0]))  # parameters may also be stepped one by one
         kept = self._plans.get(where)
@@ -314,9 +329,9 @@ class SteppingOptimizer(StatefulOptimizer):
     def _create_late_state(self) -> bool:
         """Creates state for parameters without any, which were on the meta device.
 
-        torch.distributed.checkpoint initializes an optimizer without state by a step with lr = 0 and zero gradients,
-        and torch's own optimizers count it. With state from construction that step never runs. If it runs, it creates
-        state and counts nothing.
+        torch.distributed.checkpoint initializes an optimizer without state by a step with lr = 0
+        and zero gradients, and torch's own optimizers count it. With state from construction that
+        step never runs. If it runs, it creates state and counts nothing.
 
         Returns:
             Whether the step was only there to create state.

@@ -16,7 +16,9 @@ from lowbit.step import lowrank, lowrank_cuda
 
 
 class SubspaceOptimizer(LowRankOptimizer):
-    """The base of APOLLO and Fira: matrices larger than `rank` on both sides step in a subspace, all else by AdamW."""
+    """The base of APOLLO and Fira: matrices larger than `rank` on both sides step in a subspace,
+    all else by AdamW.
+    """
 
     _fira = False
 

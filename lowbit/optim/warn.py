@@ -18,21 +18,33 @@ if TYPE_CHECKING:
 
 # Rules whose updates are about as large as the learning rate, or smaller.
 UPDATES_OF_LR = frozenset(
-    ("adam", "adamw", "adam_amsgrad", "adamw_amsgrad", "adam_factored", "adamw_factored", "adagrad", "lion")
-)  # fmt: skip
+    (
+        "adam",
+        "adamw",
+        "adam_amsgrad",
+        "adamw_amsgrad",
+        "adam_factored",
+        "adamw_factored",
+        "adagrad",
+        "lion",
+    )
+)
 SLOW = 0.995  # a mean with this decay or more is lost in codes
 LOST = 0.1  # warn if parameters rounded to nearest lose this share of their updates,
 OUT_OF_REACH = 0.5  # or if updates as large as the learning rate cannot change this share of them
 
 
 def loses_updates(param_format: str) -> bool:
-    """Whether a parameter format rounds 16-bit weights to nearest and keeps nothing of what that loses."""
+    """Whether a parameter format rounds 16-bit weights to nearest and keeps nothing of what that
+    loses.
+    """
     info = ops.param_format(param_format)
     return info["dtype"] != "float32" and not info["compensation"] and not info["random"]
 
 
 def unreachable(lr: float, dtype: torch.dtype) -> float:
-    """The magnitude above which a weight, rounded to nearest, cannot be changed by an update as large as `lr`.
+    """The magnitude above which a weight, rounded to nearest,
+    cannot be changed by an update as large as `lr`.
 
     Half the spacing of the values around a weight w is more than |w| * eps / 4.
     """
@@ -40,7 +52,9 @@ def unreachable(lr: float, dtype: torch.dtype) -> float:
 
 
 def warn_of_nearest(opt: StatefulOptimizer) -> None:
-    """Warns, after state was created, of 16-bit weights that are rounded to nearest without compensation."""
+    """Warns, after state was created,
+    of 16-bit weights that are rounded to nearest without compensation.
+    """
     if "nearest" in opt.warned:
         return
     found = [
@@ -53,20 +67,26 @@ def warn_of_nearest(opt: StatefulOptimizer) -> None:
     group, name, index, lay = found[0]
     dtype, lr, above = str(lay.dtype).removeprefix("torch."), group["lr"], ""
     if lay.rule in UPDATES_OF_LR and not isinstance(lr, Tensor) and lr:
-        above = f"; with lr={lr:g} that is most updates of weights above {unreachable(lr, lay.dtype):.3g}"
+        above = (
+            f"; with lr={lr:g} that is most updates of weights above "
+            f"{unreachable(lr, lay.dtype):.3g}"
+        )
     warn_once(
         opt.warned,
         "nearest",
-        f"{len(found)} {dtype} parameters, such as {index if name is None else repr(name)}, are rounded to nearest without compensation: an update "
-        f"of less than half the distance to the next {dtype} value is lost{above}. Omit param_format to get stochastic rounding, or use "
-        f"'{dtype}_kahan' or '{dtype}_split16'",
+        f"{len(found)} {dtype} parameters, such as {index if name is None else repr(name)}, are "
+        "rounded to nearest without compensation: an update of less than half the distance to "
+        f"the next {dtype} value is lost{above}. Omit param_format to get stochastic rounding, or "
+        f"use '{dtype}_kahan' or '{dtype}_split16'",
     )
 
 
 def loses_slow_mean(slot: Slot, beta: float) -> bool:
-    """Whether a mean with this decay is lost in a slot: whether codes, or bfloat16 to the nearest, swallow its steps.
+    """Whether a mean with this decay is lost in a slot: whether codes, or bfloat16 to the nearest,
+    swallow its steps.
 
-    A step moves the mean by 1 - beta of its distance from the gradient. docs/drift.md has the errors.
+    A step moves the mean by 1 - beta of its distance from the gradient.
+    docs/drift.md has the errors.
     """
     if slot.format == "float32" or (not slot.coded and slot.stochastic):
         return False
@@ -74,7 +94,9 @@ def loses_slow_mean(slot: Slot, beta: float) -> bool:
 
 
 def warn_of_slow_means(opt: StatefulOptimizer) -> None:
-    """Warns, after state was created, of a mean over thousands of steps in a format that `state_format` names for it."""
+    """Warns, after state was created, of a mean over thousands of steps in a format that
+    `state_format` names for it.
+    """
     if "slow" in opt.warned:
         return
     for group, p, lay in opt.laid_out():
@@ -87,8 +109,10 @@ def warn_of_slow_means(opt: StatefulOptimizer) -> None:
                 warn_once(
                     opt.warned,
                     "slow",
-                    f"{slot.name} in {slot.format} loses a mean with a decay of {beta:g}: a step moves it by {1 - beta:.2g} of the gradient, which is less "
-                    f"than the format tells apart. Leave it out of state_format to keep it in {ops.policy('slow_mean')}, or name 'float32'",
+                    f"{slot.name} in {slot.format} loses a mean with a decay of {beta:g}: a step "
+                    f"moves it by {1 - beta:.2g} of the gradient, which is less than the format "
+                    "tells apart. Leave it out of state_format to keep it in "
+                    f"{ops.policy('slow_mean')}, or name 'float32'",
                 )
                 return
 
@@ -109,13 +133,14 @@ def warn_of_loss(opt: SteppingOptimizer, stats: Stats) -> None:
     if updates and lost / updates >= LOST:
         worst = max(found, key=lambda name: found[name].get("lost_updates", 0.0))
         text = (
-            f"rounding to nearest loses {percent(lost / updates)} of the updates of {len(found)} parameters, and of {worst!r} "
-            f"{percent(found[worst]['lost_updates'])}; {advice}"
+            f"rounding to nearest loses {percent(lost / updates)} of the updates of {len(found)} "
+            f"parameters, and of {worst!r} {percent(found[worst]['lost_updates'])}; {advice}"
         )
     elif stats["total"].get("out_of_reach", 0.0) >= OUT_OF_REACH:
         text = (
-            f"an update as large as the learning rate is lost to rounding to nearest in {percent(stats['total']['out_of_reach'])} of the weights that "
-            f"are rounded so; raise the learning rate, or change the format: {advice}"
+            "an update as large as the learning rate is lost to rounding to nearest in "
+            f"{percent(stats['total']['out_of_reach'])} of the weights that are rounded so; raise "
+            f"the learning rate, or change the format: {advice}"
         )
     else:
         return

@@ -34,36 +34,44 @@ def estimate(
     ema: bool | str = False,
     **options: Any,
 ) -> Estimate:
-    """What a run will keep in memory and write to a checkpoint, under lowbit and under other libraries.
+    """What a run will keep in memory and write to a checkpoint,
+    under lowbit and under other libraries.
 
-    The optimizer's own code decides each parameter's state, on the meta device: nothing is allocated or stepped, and
-    the model is left as it is. The other libraries' rows are AdamW, whatever `optimizer` is.
+    The optimizer's own code decides each parameter's state, on the meta device: nothing is
+    allocated or stepped, and the model is left as it is. The other libraries' rows are AdamW,
+    whatever `optimizer` is.
 
-    Several ranks are those of `fully_shard`: each parameter is split on dimension 0 as torch.chunk does, buffers and
-    parameters without dimensions are whole on every rank. A checkpoint is the tensors of the model's and the
-    optimizer's state dicts; files add some hundred bytes for each.
+    Several ranks are those of `fully_shard`: each parameter is split on dimension 0 as torch.chunk
+    does, buffers and parameters without dimensions are whole on every rank. A checkpoint is the
+    tensors of the model's and the optimizer's state dicts; files add some hundred bytes for each.
 
     Args:
-        model: a module on any device, meta included, sharded by `fully_shard` or not; or a configuration of
-            transformers, or the path of a config.json or of its folder, whose model is built on the meta device. Files
-            are read locally and never executed.
+        model: a module on any device, meta included, sharded by `fully_shard` or not; or a
+            configuration of transformers, or the path of a config.json or of its folder, whose
+            model is built on the meta device. Files are read locally and never executed.
         optimizer: the name of a class of lowbit, or the class; "AdamW" by default.
-        ranks: the number of ranks, or the DeviceMesh that `fully_shard` gets; None (default) takes the model's own.
-        dtype: of the weights under lowbit, torchao and bitsandbytes, as `model.to(dtype)` casts them; None (default)
-            keeps the model's.
-        full_precision: the optimizer's; None (default) groups parameters by `lowbit.param_groups(model)`.
-        ema: True counts the averages of a `lowbit.EMA` too, "float32" those in that format. The other libraries' rows
-            then count torch's `AveragedModel`, a copy of the whole model in its dtype. False (default) counts none.
-        options: the optimizer's other arguments (`state_format="4bit"`, `rank=128`, `momentum=0.9`).
+        ranks: the number of ranks, or the DeviceMesh that `fully_shard` gets;
+            None (default) takes the model's own.
+        dtype: of the weights under lowbit, torchao and bitsandbytes, as `model.to(dtype)` casts
+            them; None (default) keeps the model's.
+        full_precision: the optimizer's; None (default) groups parameters by
+            `lowbit.param_groups(model)`.
+        ema: True counts the averages of a `lowbit.EMA` too, "float32" those in that format. The
+            other libraries' rows then count torch's `AveragedModel`, a copy of the whole model in
+            its dtype. False (default) counts none.
+        options: the optimizer's other arguments (`state_format="4bit"`, `rank=128`,
+            `momentum=0.9`).
 
     Returns:
         The footprints by library: `print` it, or take `["lowbit"].state` or `as_dict()`.
 
     Raises:
         TypeError: the model, the optimizer or an option has a wrong type.
-        ValueError: as the optimizer's constructor raises it; or the model is wrapped in FSDP1, sharded on another
-            dimension, or trains no parameter; or a configuration's model is unknown.
-        FileNotFoundError, ModuleNotFoundError: a path does not exist, or transformers is not installed.
+        ValueError: as the optimizer's constructor raises it; or the model is wrapped in FSDP1,
+            sharded on another dimension, or trains no parameter; or a configuration's model is
+            unknown.
+        FileNotFoundError, ModuleNotFoundError: a path does not exist,
+            or transformers is not installed.
     """
     make = _class_of(optimizer)
     if not isinstance(model, nn.Module):
@@ -89,9 +97,13 @@ def estimate(
         footprints[name] = _theirs(library, weights, trained, dtype, ranks, bool(ema))
     parameters = [weight for weight in weights if weight.parameter]
     return Estimate(
-        type(opt).__name__, ranks, sum(w.values for w in parameters), sum(w.values for w in trained),
-        tuple(sorted({str(w.of(dtype).dtype).removeprefix("torch.") for w in parameters})), footprints,
-    )  # fmt: skip
+        type(opt).__name__,
+        ranks,
+        sum(w.values for w in parameters),
+        sum(w.values for w in trained),
+        tuple(sorted({str(w.of(dtype).dtype).removeprefix("torch.") for w in parameters})),
+        footprints,
+    )
 
 
 # What is estimated
@@ -110,12 +122,16 @@ class _Weight:
         return math.prod(self.tensor.shape)
 
     def of(self, dtype: torch.dtype | None) -> torch.Tensor:
-        """It on the meta device, with the global shape and without memory, as `model.to(dtype)` casts it."""
+        """It on the meta device, with the global shape and without memory,
+        as `model.to(dtype)` casts it.
+        """
         cast = dtype if dtype is not None and self.tensor.is_floating_point() else self.tensor.dtype
         return torch.empty(tuple(self.tensor.shape), dtype=cast, device="meta")
 
     def rows(self, rank: int, ranks: int) -> tuple[int, int]:
-        """The rows on a rank, [begin, end); all of a buffer, and (0, 1) of a tensor without dimensions."""
+        """The rows on a rank, [begin, end); all of a buffer, and (0, 1) of a tensor without
+        dimensions.
+        """
         rows = self.tensor.shape[0] if self.tensor.ndim else 1
         whole = not self.parameter or not self.tensor.ndim
         return (0, rows) if whole else sharding.row_range(rows, rank, ranks)
@@ -137,14 +153,16 @@ def _groups(
     full_precision: bool | Sequence[str] | None,
     make: Callable[..., Any],
 ) -> list[dict[str, Any]]:
-    """The optimizer's groups: those of `lowbit.param_groups`, or one of all parameters that are trained.
+    """The optimizer's groups: those of `lowbit.param_groups`,
+    or one of all parameters that are trained.
 
     For MuonWithAdamW those of `lowbit.muon_param_groups`.
     """
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
             raise ValueError(
-                f"parameter {clean_name(name)!r} is a flat shard of FSDP1; estimate takes the model before FullyShardedDataParallel wraps it"
+                f"parameter {clean_name(name)!r} is a flat shard of FSDP1; estimate takes the "
+                "model before FullyShardedDataParallel wraps it"
             )
     with_muon = isinstance(make, type) and issubclass(make, MuonWithAdamW)
     groups = muon_param_groups(model) if with_muon else param_groups(model)
@@ -183,7 +201,8 @@ def _count(ranks: Any, model: nn.Module) -> int:
         raise TypeError(f"ranks should be a number or a DeviceMesh but is: {ranks!r}")
     if ranks.ndim > 2:
         raise ValueError(
-            f"the mesh has {ranks.ndim} dimensions; fully_shard takes one, or two of which the last shards"
+            f"the mesh has {ranks.ndim} dimensions; fully_shard takes "
+            "one, or two of which the last shards"
         )
     return int(ranks.size(ranks.ndim - 1))
 

@@ -1,4 +1,6 @@
-"""The AdamW state of other libraries: their documented formats, as torchao 0.18 and bitsandbytes 0.50 allocate them."""
+"""The AdamW state of other libraries: their documented formats,
+as torchao 0.18 and bitsandbytes 0.50 allocate them.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ MOMENTS = 2  # exp_avg and exp_avg_sq
 STEP = 4  # bytes of a step count, a float32 of no dimensions
 COUNT = 8  # bytes of a number of updates, an int64 of no dimensions
 CODEBOOK = 256 * 4  # bytes of a map of 8-bit codes to float32
-# Both libraries quantize from so many values on, in blocks of so many, with a float32 scale each: torchao's
-# `OptimizerBase._new_buffer` and `block_size`, bitsandbytes' `min_8bit_size` and the 256 of `init_state`.
+# Both libraries quantize from so many values on, in blocks of so many, with a float32 scale each:
+# torchao's `OptimizerBase._new_buffer` and `block_size`, bitsandbytes' `min_8bit_size` and the 256
+# of `init_state`.
 QUANTIZED_FROM = 4096
 BLOCK = 256
 
@@ -36,14 +39,18 @@ def _torch(values: int, itemsize: int) -> int:
 
 
 def _torchao(values: int, itemsize: int) -> int:
-    """Codes, scales and a codebook for each moment of a local tensor of whole blocks; else moments in its dtype."""
+    """Codes, scales and a codebook for each moment of a local tensor of whole blocks;
+    else moments in its dtype.
+    """
     if values < QUANTIZED_FROM or values % BLOCK:
         return _torch(values, itemsize)
     return MOMENTS * (values + values // BLOCK * 4 + CODEBOOK) + STEP
 
 
 def _bitsandbytes(values: int, itemsize: int) -> int:
-    """Codes and scales for each moment; float32 below the threshold. The step count is a number of Python."""
+    """Codes and scales for each moment; float32 below the threshold.
+    The step count is a number of Python.
+    """
     if values < QUANTIZED_FROM:
         return MOMENTS * values * 4
     return MOMENTS * (values + -(-values // BLOCK) * 4)

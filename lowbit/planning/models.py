@@ -14,18 +14,29 @@ from typing import Any
 import torch
 from torch import nn
 
-# What a configuration may say that would load something: code, kernels, a quantizer, or a trained backbone.
-_LOADS = ("auto_map", "attn_implementation", "_attn_implementation", "experts_implementation", "quantization_config", "use_pretrained_backbone")  # fmt: skip
+# What a configuration may say that would load something: code, kernels, a quantizer,
+# or a trained backbone.
+_LOADS = (
+    "auto_map",
+    "attn_implementation",
+    "_attn_implementation",
+    "experts_implementation",
+    "quantization_config",
+    "use_pretrained_backbone",
+)
 
 
 def meta_model(source: Any, dtype: torch.dtype | None) -> nn.Module:
-    """The model of a configuration, on the meta device, with the class that its `architectures` name.
+    """The model of a configuration, on the meta device,
+    with the class that its `architectures` name.
 
     Nothing is downloaded, no weights are read, and no code that comes with a model is executed.
 
     Args:
-        source: a configuration of transformers, the path of a config.json, or of a folder that has one.
-        dtype: of the parameters; None takes the configuration's, which is float32 where it has none.
+        source: a configuration of transformers, the path of a config.json,
+            or of a folder that has one.
+        dtype: of the parameters; None takes the configuration's,
+            which is float32 where it has none.
 
     Raises:
         ModuleNotFoundError: transformers is not installed.
@@ -41,7 +52,8 @@ def meta_model(source: Any, dtype: torch.dtype | None) -> nn.Module:
     else:
         if not hasattr(source, "model_type"):
             raise TypeError(
-                f"estimate takes a model, a configuration of transformers or the path of one, not {type(source).__name__}"
+                "estimate takes a model, a configuration of transformers or the path of one, not "
+                f"{type(source).__name__}"
             )
         transformers, config = _transformers(), copy.deepcopy(source)
     options: dict[str, Any] = {"attn_implementation": "eager"}  # others may fetch kernels
@@ -61,7 +73,8 @@ def meta_model(source: Any, dtype: torch.dtype | None) -> nn.Module:
             Exception
         ) as error:  # a model that computes with weights as it is built, or lacks a library
             raise ValueError(
-                f"transformers cannot build {named or config.model_type!r} on the meta device: {error}"
+                f"transformers cannot build {named or config.model_type!r} "
+                f"on the meta device: {error}"
             ) from error
 
 
@@ -96,7 +109,8 @@ def _config_of(transformers: Any, values: dict[str, Any], source: Any) -> Any:
     kind = values["model_type"]
     if kind not in transformers.CONFIG_MAPPING:
         raise _Unknown(
-            f"{source} has the model_type {kind!r}, which transformers {transformers.__version__} does not know; code that comes with a model is not executed"
+            f"{source} has the model_type {kind!r}, which transformers {transformers.__version__} "
+            "does not know; code that comes with a model is not executed"
         )
     try:
         return transformers.CONFIG_MAPPING[kind].from_dict(_harmless(values))
@@ -117,8 +131,8 @@ def _class_of(transformers: Any, named: Any) -> Any:
     if isinstance(found, type) and issubclass(found, transformers.PreTrainedModel):
         return found
     raise _Unknown(
-        f"the configuration names the architecture {named!r}, which transformers {transformers.__version__} does not have; code that comes with a "
-        "model is not executed"
+        f"the configuration names the architecture {named!r}, which transformers "
+        f"{transformers.__version__} does not have; code that comes with a model is not executed"
     )
 
 

@@ -56,7 +56,10 @@ class Estimate:
     def _title(self) -> str:
         trained = "" if self.trained == self.parameters else f" ({self.trained:,} of them trained)"
         where = "one rank" if self.ranks == 1 else f"the largest of {self.ranks} ranks"
-        return f"{self.parameters:,} parameters{trained}, {' and '.join(self.dtypes)}; bytes on {where}"
+        return (
+            f"{self.parameters:,} parameters{trained}, "
+            f"{' and '.join(self.dtypes)}; bytes on {where}"
+        )
 
     def _head(self) -> tuple[str, ...]:
         return ("", *self["lowbit"].parts, "sum", "of float32", "checkpoint")
@@ -78,7 +81,10 @@ class Estimate:
             notes.insert(0, said)
         said = "Not counted: activations, temporary buffers, what allocators and file formats add."
         if self["lowbit"].averages:
-            said_of_averages = "averages: lowbit.EMA; of the others torch's AveragedModel, which in bfloat16 stands still (docs/ema.md)"
+            said_of_averages = (
+                "averages: lowbit.EMA; of the others torch's AveragedModel, which in bfloat16 "
+                "stands still (docs/ema.md)"
+            )
             notes.append(said_of_averages)
         return [said, *notes]
 
@@ -86,9 +92,12 @@ class Estimate:
         rows = [self._head(), *self._table()]
         widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
         lines = [
-            "  ".join(cell.rjust(w) if i else cell.ljust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True)))
+            "  ".join(
+                cell.rjust(w) if i else cell.ljust(w)
+                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+            )
             for row in rows
-        ]  # fmt: skip
+        ]
         return "\n".join([self._title(), "", *lines, "", *self._notes()])
 
     def _repr_html_(self) -> str:
@@ -100,8 +109,9 @@ class Estimate:
         body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self._table())
         notes = "".join(f"<br>{html.escape(note)}" for note in self._notes())
         return (
-            f"<table><caption>{html.escape(self._title())}</caption><thead><tr>{cells(self._head(), 'th')}</tr></thead>"
-            f"<tbody>{body}</tbody></table><small>{notes.removeprefix('<br>')}</small>"
+            f"<table><caption>{html.escape(self._title())}</"
+            f"caption><thead><tr>{cells(self._head(), 'th')}</tr></thead><tbody>{body}</tbody></"
+            f"table><small>{notes.removeprefix('<br>')}</small>"
         )
 
     def as_dict(self) -> dict[str, Any]:

@@ -10,7 +10,9 @@ from torch import Tensor
 
 
 def exchange_rows(rows: Tensor, group: Any) -> Tensor:
-    """Sends row r of [ranks, n] to rank r of the group. Returns the rows that arrive, in rank order."""
+    """Sends row r of [ranks, n] to rank r of the group. Returns the rows that arrive,
+    in rank order.
+    """
     import torch.distributed as dist
 
     if len(rows) == 1:
@@ -32,7 +34,9 @@ def gather(mine: Tensor, group: Any) -> Tensor:
 
 
 def size_and_rank(groups: Sequence[Any]) -> tuple[int, int]:
-    """The number of ranks in a grid of process groups, and this rank's number in it. The last group varies fastest."""
+    """The number of ranks in a grid of process groups, and this rank's number in it.
+    The last group varies fastest.
+    """
     import torch.distributed as dist
 
     size, rank = 1, 0
@@ -53,7 +57,9 @@ class Chunks:
         self.widths = [-(-n // ranks) for n in sizes]
 
     def pack(self, vectors: Sequence[Tensor]) -> Tensor:
-        """[ranks, sum of the widths], from vectors of one dtype. The last chunks are padded with zeros."""
+        """[ranks, sum of the widths], from vectors of one dtype.
+        The last chunks are padded with zeros.
+        """
         pad = torch.nn.functional.pad
         return torch.cat(
             [

@@ -15,13 +15,16 @@ from lowbit.sharding.tensor import is_dtensor
 
 Range = tuple[int, int]  # [begin, end)
 
-# Process groups over several mesh dimensions, which a mesh does not make itself: global ranks -> group.
+# Process groups over several mesh dimensions,
+# which a mesh does not make itself: global ranks -> group.
 _made: weakref.WeakValueDictionary[tuple[int, ...], Any] = weakref.WeakValueDictionary()
 
 
 @dataclass(frozen=True)
 class Boxes:
-    """Of a matrix, or of each matrix of a batch: the process group of all ranks that hold it or replicas of it."""
+    """Of a matrix, or of each matrix of a batch: the process group of all ranks that hold it or
+    replicas of it.
+    """
 
     group: Any
     of: tuple[tuple[Range, Range], ...]  # the rows and columns of each rank of the group
@@ -36,10 +39,12 @@ class Boxes:
 
 
 def boxes(p: Any) -> Boxes | None:
-    """The boxes of a parameter's last two dimensions; None if no other rank has parts of the matrices here.
+    """The boxes of a parameter's last two dimensions;
+    None if no other rank has parts of the matrices here.
 
-    Mesh dimensions that shard dimension 0 of a batch [n, rows, columns] give every rank matrices of its own.
-    It is a collective of the ranks that hold the parameter's matrices, if those span several mesh dimensions.
+    Mesh dimensions that shard dimension 0 of a batch [n, rows, columns] give every rank matrices of
+    its own. It is a collective of the ranks that hold the parameter's matrices, if those span
+    several mesh dimensions.
     """
     if not is_dtensor(p):
         return None
@@ -51,7 +56,11 @@ def boxes(p: Any) -> Boxes | None:
     over = [i for i in large if cuts[i] is None or cuts[i] in dims]
     here = mesh.get_coordinate()
     assert here is not None
-    coordinates = list(itertools.product(*(range(mesh.size(i)) if i in over else (here[i],) for i in range(mesh.ndim))))  # fmt: skip
+    coordinates = list(
+        itertools.product(
+            *(range(mesh.size(i)) if i in over else (here[i],) for i in range(mesh.ndim))
+        )
+    )
     ranks = [int(mesh.mesh[coordinate]) for coordinate in coordinates]
     group = mesh.get_group(over[0]) if len(over) == 1 else _group(ranks)
     made: dict[int, tuple[int, tuple[Range, Range]]] = {}
@@ -97,7 +106,9 @@ def rank_in(group: Any, rank: int) -> int:
 
 
 def _group(ranks: Sequence[int]) -> Any:
-    """The process group of these global ranks, which all call this; the default one if they are all."""
+    """The process group of these global ranks, which all call this;
+    the default one if they are all.
+    """
     import torch.distributed as dist
 
     if len(ranks) == dist.get_world_size():

@@ -1,4 +1,6 @@
-"""Conversion of flat shards: state into DTensors of the original parameters, and partial rows into whole ones."""
+"""Conversion of flat shards: state into DTensors of the original parameters,
+and partial rows into whole ones.
+"""
 
 from __future__ import annotations
 
@@ -34,13 +36,18 @@ def to_chunks(p: FlatShard, spreads: Sequence[Spread], tensors: Sequence[Tensor]
 
     ranks, rank = p.flat.ranks, p.flat.rank
     count = -(-p.shape[0] // ranks) if p.shape else 0
-    chunks = [(min(r * count, p.shape[0]), min((r + 1) * count, p.shape[0])) for r in range(ranks)] if p.shape else []  # fmt: skip
+    chunks = (
+        [(min(r * count, p.shape[0]), min((r + 1) * count, p.shape[0])) for r in range(ranks)]
+        if p.shape
+        else []
+    )
     first_holder = p.holding_ranks[0] if p.holding_ranks else 0
 
     def passed(i: int, k: int, spread: Spread, own: Tensor) -> tuple[int, int]:
         """The bytes that rank i sends to rank k, [begin, end) in the whole tensor.
 
-        They are i's rows in k's chunk. A tensor that every rank has comes whole from the first rank.
+        They are i's rows in k's chunk.
+        A tensor that every rank has comes whole from the first rank.
         """
         if spread.row is None:
             return 0, own.numel() if i == first_holder else 0
@@ -65,7 +72,9 @@ def to_chunks(p: FlatShard, spreads: Sequence[Spread], tensors: Sequence[Tensor]
     received = torch.empty(sum(into), dtype=torch.uint8, device=device)
     dist.all_to_all_single(received, torch.cat(sent), into, out, group=p.flat.group)
     mesh = DeviceMesh.from_group(p.flat.group, device.type)
-    sizes = [own.numel() if s.row is None else (mine[1] - mine[0]) * s.row for s, own in spread_bytes]  # fmt: skip
+    sizes = [
+        own.numel() if s.row is None else (mine[1] - mine[0]) * s.row for s, own in spread_bytes
+    ]
     buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
     at = 0
     for k in range(ranks):
@@ -82,10 +91,14 @@ def to_chunks(p: FlatShard, spreads: Sequence[Spread], tensors: Sequence[Tensor]
         value = buffer.view(tensor.dtype).reshape(local)
         made.append(
             DTensor.from_local(
-                value, mesh, [Replicate() if whole else Shard(0)], run_check=False,
-                shape=torch.Size(spread.shape), stride=strides(spread.shape),
+                value,
+                mesh,
+                [Replicate() if whole else Shard(0)],
+                run_check=False,
+                shape=torch.Size(spread.shape),
+                stride=strides(spread.shape),
             )
-        )  # fmt: skip
+        )
     return made
 
 
@@ -110,7 +123,8 @@ def _own_bytes(p: FlatShard, spread: Spread, tensor: Tensor) -> Tensor:
 
 
 def complete(p: FlatShard, values: Sequence[Tensor]) -> list[Tensor]:
-    """The rows that a flat shard touches, whole and in float32; other ranks send the missing elements.
+    """The rows that a flat shard touches, whole and in float32;
+    other ranks send the missing elements.
 
     A collective if rows are split between ranks.
 

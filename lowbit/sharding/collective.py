@@ -17,19 +17,22 @@ def rank() -> int:
 
 
 def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
-    """All-reduces tensors in place, with one collective for each process group, operation and dtype.
+    """All-reduces tensors in place, with one collective for each process group,
+    operation and dtype.
 
-    Call it with the same groups in the same order on all ranks; a tensor of no elements takes no collective.
+    Call it with the same groups in the same order on all ranks;
+    a tensor of no elements takes no collective.
 
     Args:
-        wanted: (tensor, process group, "sum" or "max") each. Tensors are integers only, so that the result does not
-            depend on the order of the ranks.
+        wanted: (tensor, process group, "sum" or "max") each. Tensors are integers only, so that the
+            result does not depend on the order of the ranks.
     """
     import torch.distributed as dist
 
     together: dict[Any, list[Tensor]] = {}
     for tensor, group, operation in wanted:
-        # Also where nothing is here: what is reduced over two groups is right only if all ranks take them in one order.
+        # Also where nothing is here: what is reduced over two groups is right only if all ranks
+        # take them in one order.
         here = together.setdefault((group, operation, tensor.dtype), [])
         if tensor.numel():
             here.append(tensor)
@@ -46,7 +49,9 @@ def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
 
 
 def average_over(t: Tensor, group: Any) -> None:
-    """Averages a gradient over a process group in place: it divides, then sums, as DistributedDataParallel does."""
+    """Averages a gradient over a process group in place: it divides, then sums, as
+    DistributedDataParallel does.
+    """
     import torch.distributed as dist
 
     t.div_(group.size())
@@ -54,13 +59,17 @@ def average_over(t: Tensor, group: Any) -> None:
 
 
 def host_device(groups: Sequence[Any], device: torch.device) -> torch.device:
-    """Where to reduce numbers for the host: the CPU if all process groups support it, so that no GPU is waited for."""
+    """Where to reduce numbers for the host: the CPU if all process groups support it,
+    so that no GPU is waited for.
+    """
     cpu = torch.device("cpu")
     return cpu if all(cpu in group._device_types for group in groups) else device
 
 
 def device_of(group: Any) -> torch.device:
-    """Where a rank without tensors takes part in a collective of those that have some: the accelerator if the group serves it."""
+    """Where a rank without tensors takes part in a collective of those that have some: the
+    accelerator if the group serves it.
+    """
     accelerator = torch.accelerator.current_accelerator()
     served = {device.type for device in group._device_types}
     return accelerator if accelerator and accelerator.type in served else torch.device("cpu")
@@ -74,7 +83,9 @@ def ranks_in_both(group: Any, other: Any) -> list[int]:
 
 
 def gathered_objects(mine: Any) -> list[Any]:
-    """An object of every rank of the default process group, in rank order; one without such a group. A collective."""
+    """An object of every rank of the default process group, in rank order;
+    one without such a group. A collective.
+    """
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):

@@ -45,7 +45,9 @@ class Whole(NamedTuple):
 
 
 def owners(costs: Sequence[float], ranks: int) -> list[int]:
-    """The rank of each matrix: the most expensive first, each to the rank that has the least so far."""
+    """The rank of each matrix: the most expensive first,
+    each to the rank that has the least so far.
+    """
     loads, made = [0.0] * ranks, [0] * len(costs)
     for i in sorted(range(len(costs)), key=lambda i: -costs[i]):
         rank = min(range(ranks), key=loads.__getitem__)
@@ -54,10 +56,12 @@ def owners(costs: Sequence[float], ranks: int) -> list[int]:
 
 
 def to_owners(group: Any, several: Sequence[Matrices]) -> Callable[[], dict[int, Whole]]:
-    """Sends the parts of matrices to their owners, in one all-to-all. Of replicas only the owner's own sends.
+    """Sends the parts of matrices to their owners, in one all-to-all.
+    Of replicas only the owner's own sends.
 
     Args:
-        group: the process group, whose ranks all call this with the same matrices in the same order.
+        group: the process group, whose ranks all call this with the same matrices in the same
+            order.
 
     Returns:
         What waits for the parts, and returns what this rank owns, by its number in `several`.
@@ -158,7 +162,9 @@ def _holders(one: Matrices, owner: int) -> Iterator[int]:
 def _all_to_all(
     group: Any, sent: Sequence[Sequence[Tensor]], sizes: Sequence[int], like: Tensor
 ) -> Callable[[], Sequence[Tensor]]:
-    """Sends tensors to each rank. Returns what waits for the bytes from each rank, of the given sizes."""
+    """Sends tensors to each rank. Returns what waits for the bytes from each rank,
+    of the given sizes.
+    """
     import torch.distributed as dist
 
     flat = [[t.contiguous().view(-1).view(torch.uint8) for t in to if t.numel()] for to in sent]

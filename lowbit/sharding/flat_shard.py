@@ -1,4 +1,6 @@
-"""Flat shards: the parts of original parameters in vectors that a wrapper flattened them into, such as FSDP1's."""
+"""Flat shards: the parts of original parameters in vectors that a wrapper flattened them into,
+such as FSDP1's.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ from lowbit.sharding.part import Part
 
 
 class Flat:
-    """The process group whose ranks together hold a flattened parameter once, and this rank's number in it."""
+    """The process group whose ranks together hold a flattened parameter once,
+    and this rank's number in it.
+    """
 
     def __init__(self, group: Any, rank: int, ranks: int) -> None:
         self.group, self.rank, self.ranks = group, rank, ranks
@@ -33,10 +37,11 @@ flats: Any = WeakIdKeyDictionary()
 
 
 class FlatShard:
-    """The local part of an original parameter inside a flattened one. It takes a parameter's place in layout and step.
+    """The local part of an original parameter inside a flattened one.
+    It takes a parameter's place in layout and step.
 
-    The part is the rows that the shard touches. State has room for all their elements, although the first `front` of
-    the first row and the last `back` of the last row lie on other ranks.
+    The part is the rows that the shard touches. State has room for all their elements, although the
+    first `front` of the first row and the last `back` of the last row lie on other ranks.
     """
 
     is_meta = False
@@ -54,7 +59,8 @@ class FlatShard:
     ) -> None:
         """
         Args:
-            owner: the tensor the optimizer was given: this parameter (`alone`) or the flattened one.
+            owner: the tensor the optimizer was given: this parameter (`alone`) or the flattened
+                one.
             ranges: the parameter's elements on each rank of the group, [begin, end).
             start: the index in the owner of the first element here.
             also: further names of a tied parameter.
@@ -72,9 +78,13 @@ class FlatShard:
             front = 1  # state has room for the number, which another rank has
         one = (last - first, *shape[1:]) if shape else ()
         self.part = Part(
-            tuple(shape), one, (first, *(0,) * (len(shape) - 1)) if shape else (),
-            ((0, flat.group),) if flat.ranks > 1 else (), front=front, back=back,
-        )  # fmt: skip
+            tuple(shape),
+            one,
+            (first, *(0,) * (len(shape) - 1)) if shape else (),
+            ((0, flat.group),) if flat.ranks > 1 else (),
+            front=front,
+            back=back,
+        )
 
     def elements(self, rank: int) -> tuple[int, int]:
         """The parameter's elements on a rank, [begin, end)."""

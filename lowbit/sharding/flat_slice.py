@@ -1,4 +1,6 @@
-"""Flat slices: what a caller says about the parts of parameters in an optimizer's vectors, checked and made flat shards."""
+"""Flat slices: what a caller says about the parts of parameters in an optimizer's vectors,
+checked and made flat shards.
+"""
 
 from __future__ import annotations
 
@@ -27,11 +29,13 @@ class FlatSlice:
         shape: the shape of the whole parameter.
         offset: the index of the first element here in the flattened parameter.
         length: the number of elements here; 0 if this rank has none.
-        start: the index of that element in `tensor`, a contiguous vector. None (default) says that the tensor has
-            these elements and no others.
-        group: the process group whose ranks together hold each element once. None (default) means all ranks.
-        ranges: (offset, length) on every rank of the group, in its order, if the caller knows them. None (default) makes
-            ranks tell each other, which is a collective. One range says that this rank holds the parameter by itself.
+        start: the index of that element in `tensor`, a contiguous vector. None (default) says that
+            the tensor has these elements and no others.
+        group: the process group whose ranks together hold each element once.
+            None (default) means all ranks.
+        ranges: (offset, length) on every rank of the group, in its order, if the caller knows them.
+            None (default) makes ranks tell each other, which is a collective. One range says that
+            this rank holds the parameter by itself.
         also: further names of a tied parameter; none by default.
     """
 
@@ -152,18 +156,33 @@ def _unfit(slices: Iterable[FlatSlice]) -> str | None:
     for each in slices:
         what = f"flat slice {each.name!r}"
         if is_dtensor(each.tensor) or not isinstance(each.tensor, torch.Tensor):
-            return f"{what} is of a {type(each.tensor).__name__}, which knows its placement: bind only plain tensors"
+            return (
+                f"{what} is of a {type(each.tensor).__name__}, which knows its placement: bind "
+                "only plain tensors"
+            )
         numel, held = math.prod(each.shape), each.tensor.numel()
         if each.name in names:
-            return f"two flat slices are named {each.name!r}: give one slice for each parameter, under its full name"
+            return (
+                f"two flat slices are named {each.name!r}: give one slice for each parameter, "
+                "under its full name"
+            )
         names.add(each.name)
         if min(each.offset, each.length) < 0 or each.offset + each.length > numel:
-            return f"{what} has elements [{each.offset}, {each.offset + each.length}) of a parameter of shape {tuple(each.shape)}, which has {numel}"
+            return (
+                f"{what} has elements [{each.offset}, {each.offset + each.length}) of a parameter "
+                f"of shape {tuple(each.shape)}, which has {numel}"
+            )
         if not each.tensor.is_contiguous():
-            return f"{what} lies in a tensor of strides {each.tensor.stride()}, of which it needs a view: make it contiguous"
+            return (
+                f"{what} lies in a tensor of strides {each.tensor.stride()}, of which it needs a "
+                "view: make it contiguous"
+            )
         if each.start is None:
             if held != each.length:
-                return f"{what} has {each.length} elements and its tensor {held}; pass start= if the tensor holds more than this slice"
+                return (
+                    f"{what} has {each.length} elements and its tensor {held}; pass start= if the "
+                    "tensor holds more than this slice"
+                )
             begin, end = 0, max(held, 1)
         else:
             begin, end = each.start, each.start + each.length
@@ -172,13 +191,19 @@ def _unfit(slices: Iterable[FlatSlice]) -> str | None:
         if each.ranges is not None and (wrong := _contradicted(each, each.ranges)):
             return f"{what} {wrong}"
         if groups.setdefault(id(each.tensor), each.group) is not each.group:
-            return f"{what} has another process group than its tensor's other slices: keep them in tensors of their own"
+            return (
+                f"{what} has another process group than its tensor's other slices: keep them in "
+                "tensors of their own"
+            )
         inside.setdefault(id(each.tensor), []).append((begin, end, each.name))
     for several in inside.values():
         several.sort(key=lambda one: one[:2])
         for (_, end, name), (begin, _, other) in itertools.pairwise(several):
             if begin < end:
-                return f"flat slices {name!r} and {other!r} overlap in their tensor: the first ends at {end}, the second begins at {begin}"
+                return (
+                    f"flat slices {name!r} and {other!r} overlap in their tensor: the first ends "
+                    f"at {end}, the second begins at {begin}"
+                )
     return None
 
 
@@ -189,9 +214,15 @@ def _contradicted(each: FlatSlice, ranges: Sequence[Range]) -> str | None:
     group = dist.is_initialized() and len(ranges) != 1  # one range: by itself, whatever the group
     ranks, rank = (dist.get_world_size(each.group), dist.get_rank(each.group)) if group else (1, 0)
     if len(ranges) != ranks:
-        return f"has ranges of {len(ranges)} ranks, and its group has {ranks}: give one for each, or None to let ranks ask each other"
+        return (
+            f"has ranges of {len(ranges)} ranks, and its group has {ranks}: give one for each, or "
+            "None to let ranks ask each other"
+        )
     if tuple(ranges[rank]) != (each.offset, each.length):
-        return f"has offset and length {(each.offset, each.length)}, and its ranges say {tuple(ranges[rank])} of this rank ({rank})"
+        return (
+            f"has offset and length {(each.offset, each.length)}, and its ranges say "
+            f"{tuple(ranges[rank])} of this rank ({rank})"
+        )
     return None
 
 
@@ -203,8 +234,9 @@ def _differing(told: Sequence[tuple[str | None, list[Said]]]) -> str | None:
             here, there = (said[i][:2] if i < len(said) else None for said in (first, other))
             if here != there:
                 return (
-                    f"flat slice {i} is {_shown(here)} on rank 0 and {_shown(there)} on rank {rank}: pass the same names and shapes in the "
-                    "same order on every rank, with length=0 where a rank has none of a parameter"
+                    f"flat slice {i} is {_shown(here)} on rank 0 and {_shown(there)} on rank "
+                    f"{rank}: pass the same names and shapes in the same order on every rank, with "
+                    "length=0 where a rank has none of a parameter"
                 )
     return None
 
@@ -220,8 +252,8 @@ def _uncovered(name: str, numel: int, ranges: Sequence[Range]) -> str | None:
     for offset, length, rank in [*held, (numel, 0, None)]:
         if offset < end:
             return (
-                f"flat slices of {name!r} overlap: ranks {before} and {rank} both hold element {offset}; pass as group= the ranks that hold the "
-                "parameter once, without replicas"
+                f"flat slices of {name!r} overlap: ranks {before} and {rank} both hold element "
+                f"{offset}; pass as group= the ranks that hold the parameter once, without replicas"
             )
         if offset > end:
             return (

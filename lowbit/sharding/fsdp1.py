@@ -1,4 +1,6 @@
-"""What FSDP1 (FullyShardedDataParallel) has flattened: the original parameters, their names and where they lie."""
+"""What FSDP1 (FullyShardedDataParallel) has flattened: the original parameters,
+their names and where they lie.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ def flattened_weights(model: nn.Module, modules: Iterable[nn.Module], clean: Cle
 
 
 def _handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
-    """(module's name, handle, flat parameter) of all FSDP1 modules, in the same order on all ranks."""
+    """(module's name, handle, flat parameter) of all FSDP1 modules,
+    in the same order on all ranks.
+    """
     for path, module in model.named_modules():
         handle = getattr(module, "_handle", None)
         flat = getattr(handle, "flat_param", None)
@@ -45,7 +49,9 @@ def _original(path: str, fqn: str, clean: Clean) -> str:
 
 
 def flat_slices_of(model: nn.Module, clean: Clean) -> Iterator[FlatSlice]:
-    """The flat slices of all FSDP1 modules, one for each original parameter; tied parameters under their first name."""
+    """The flat slices of all FSDP1 modules, one for each original parameter;
+    tied parameters under their first name.
+    """
     import torch.distributed as dist
 
     for path, handle, flat in _handles(model):
@@ -63,7 +69,9 @@ def flat_slices_of(model: nn.Module, clean: Clean) -> Iterator[FlatSlice]:
             first = f"{info.prim_module_name}.{info.prim_param_name}".removeprefix(".")
             name = f"{info.module_name}.{info.param_name}".removeprefix(".")
             also.setdefault(first, []).append(name)
-        for owner, fqn, shape, (begin, _) in zip(owners, flat._fqns, flat._shapes, offsets, strict=True):  # fmt: skip
+        for owner, fqn, shape, (begin, _) in zip(
+            owners, flat._fqns, flat._shapes, offsets, strict=True
+        ):
             tied = tuple(_original(path, name, clean) for name in also.get(fqn, ()))
             ranges = sections(begin, shape.numel(), size, ranks)
             start = None if alone else max(begin - rank * size, 0) if ranges[rank][1] else 0

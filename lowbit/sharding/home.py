@@ -1,8 +1,10 @@
-"""The home of state that cannot lie where its parameter lies: the same mesh, cut along another dimension.
+"""The home of state that cannot lie where its parameter lies: the same mesh,
+cut along another dimension.
 
-Codes lie in rows of all elements of an index of dimension 0, so no placement of theirs follows dimension 2. Their
-home has dimension 0 cut in its place, or dimension 1, by the same ranks. In a step the parameter's parts go there and
-come back, by one all-to-all each way over the ranks of the mesh dimension that differs.
+Codes lie in rows of all elements of an index of dimension 0, so no placement of theirs follows
+dimension 2. Their home has dimension 0 cut in its place, or dimension 1, by the same ranks. In a
+step the parameter's parts go there and come back, by one all-to-all each way over the ranks of the
+mesh dimension that differs.
 """
 
 from __future__ import annotations
@@ -27,8 +29,9 @@ from lowbit.sharding.tensor import is_dtensor
 class Home:
     """Where the state of one parameter lies.
 
-    Dimensions up to the one that the mesh cuts are the rows of matrices, that one and those after it their columns. The
-    parameter's ranks have columns of the same matrices. At home, each has some of them whole.
+    Dimensions up to the one that the mesh cuts are the rows of matrices, that one and those after
+    it their columns. The parameter's ranks have columns of the same matrices. At home, each has
+    some of them whole.
     """
 
     placed: Any  # a DTensor without memory: state is placed like it
@@ -49,14 +52,18 @@ class Home:
         return rows, max(right for _, (_, right) in self.boxes.of)
 
     def matrices(self, here: Tensor) -> Matrices:
-        """The local part of a tensor that lies like the parameter, which may have dimensions of its own after the parameter's."""
+        """The local part of a tensor that lies like the parameter, which may have dimensions of its
+        own after the parameter's.
+        """
         n = math.prod(here.shape[len(self.own.local) :])  # values of each element
         (rows, cols), here = self.shape, here.contiguous()
         box = tuple((of_rows, (n * left, n * right)) for of_rows, (left, right) in self.boxes.of)
         boxes = self.boxes if n == 1 else replace(self.boxes, of=box)
         mine = self.own.local
         local = math.prod(mine) // max(1, rows * len(self.owners)) if math.prod(mine) else 0
-        return Matrices(here.view(len(self.owners), rows, local * n), boxes, (rows, cols * n), self.owners)  # fmt: skip
+        return Matrices(
+            here.view(len(self.owners), rows, local * n), boxes, (rows, cols * n), self.owners
+        )
 
     def whole(self, here: Tensor, arrived: Whole | None) -> Tensor:
         """What is at home of such a tensor."""
@@ -72,7 +79,9 @@ class Sent(NamedTuple):
 
 
 def to_homes(several: Sequence[Sent]) -> list[Tensor]:
-    """What is at home of each tensor: a copy. One all-to-all for each process group, whose ranks all call this alike."""
+    """What is at home of each tensor: a copy. One all-to-all for each process group,
+    whose ranks all call this alike.
+    """
     made: list[Tensor] = [one.here for one in several]
     for group, numbers in _by_group(several):
         parts = [several[i].home.matrices(several[i].here) for i in numbers]
@@ -83,7 +92,9 @@ def to_homes(several: Sequence[Sent]) -> list[Tensor]:
 
 
 def from_homes(several: Sequence[Sent], at_home: Sequence[Tensor]) -> None:
-    """Writes what is at home of each tensor to its parts where the parameter lies. Collectives as in `to_homes`."""
+    """Writes what is at home of each tensor to its parts where the parameter lies.
+    Collectives as in `to_homes`.
+    """
     for group, numbers in _by_group(several):
         parts = [several[i].home.matrices(several[i].here) for i in numbers]
         whole = {
@@ -106,7 +117,9 @@ def returned(home: Home, values: Tensor) -> Tensor:
 
 
 def _by_group(several: Sequence[Sent]) -> Iterator[tuple[Any, list[int]]]:
-    """The numbers of what each process group exchanges: one at a time, since NCCL may hang where groups overlap."""
+    """The numbers of what each process group exchanges: one at a time,
+    since NCCL may hang where groups overlap.
+    """
     made: dict[Any, list[int]] = {}
     for i, one in enumerate(several):
         made.setdefault(one.home.group, []).append(i)
@@ -114,11 +127,13 @@ def _by_group(several: Sequence[Sent]) -> Iterator[tuple[Any, list[int]]]:
 
 
 def homes(p: Any) -> Iterator[Home]:
-    """The homes that a parameter of three or more dimensions may have, the best first, the same on every rank.
+    """The homes that a parameter of three or more dimensions may have, the best first,
+    the same on every rank.
 
-    One mesh dimension moves: that which cuts a dimension beyond the second, or else that which cuts the second. It cuts
-    dimension 0 in its place if that has an index for each of the ranks that share it. Otherwise dimension 1, if it can
-    be cut in equal parts, comes before dimension 0, of which some ranks then have nothing.
+    One mesh dimension moves: that which cuts a dimension beyond the second, or else that which cuts
+    the second. It cuts dimension 0 in its place if that has an index for each of the ranks that
+    share it. Otherwise dimension 1, if it can be cut in equal parts, comes before dimension 0, of
+    which some ranks then have nothing.
     """
     if not is_dtensor(p) or p.ndim < 3:
         return
@@ -128,7 +143,9 @@ def homes(p: Any) -> Iterator[Home]:
     if len(moved) != 1 or hasattr(p.placements[moved[0]], "split_factor"):
         return
     moving = moved[0]
-    sharing = [math.prod(mesh.size(i) for i in large if cuts[i] == to or i == moving) for to in (0, 1)]  # fmt: skip
+    sharing = [
+        math.prod(mesh.size(i) for i in large if cuts[i] == to or i == moving) for to in (0, 1)
+    ]
     evenly = p.shape[1] and p.shape[1] % sharing[1] == 0 and cuts[moving] > 1
     order = [0] if not evenly else [0, 1] if p.shape[0] >= sharing[0] else [1, 0]
     for to in order:

@@ -21,11 +21,13 @@ class Part:
     offset: tuple[int, ...]
     # One (dimension, process group) for each mesh dimension that shards the tensor.
     cuts: tuple[tuple[int, Any], ...] = ()
-    # For a tensor made from a parameter: the parameter's dimension that each of its own follows, or -1.
+    # For a tensor made from a parameter: the parameter's dimension that each of its own follows,
+    # or -1.
     follows: tuple[int, ...] = ()
     # If columns are split: the column at which each rank's part begins, without 0.
     begins: tuple[int, ...] = ()
-    # For a flat shard: elements at the start of the first row and at the end of the last row that other ranks have.
+    # For a flat shard: elements at the start of the first row and at the end of the last row that
+    # other ranks have.
     front: int = 0
     back: int = 0
     cut: str = CUT_NONE  # CUT_ENDS or CUT_ALL if blocks are split between ranks
@@ -74,7 +76,8 @@ class Part:
         dims = sorted({dim for dim, _ in self.cuts})
         if set(dims) - {0, self.deep}:
             raise ValueError(
-                f"a tensor of shape {self.shape} is sharded on dimensions {dims}; state and accumulated gradients follow dimensions 0 and 1, or 0 and one other"
+                f"a tensor of shape {self.shape} is sharded on dimensions {dims}; state and "
+                "accumulated gradients follow dimensions 0 and 1, or 0 and one other"
             )
         cols = math.prod(self.shape[self.deep :])
         first = self.row_offset * self.global_cols
@@ -93,7 +96,9 @@ class Part:
         return replace(self, local=(end - begin, *self.local[1:]), offset=offset)
 
     def with_room(self, here: Tensor) -> Tensor:
-        """Local elements as rows of the box, in its shape; zeros where other ranks have the elements."""
+        """Local elements as rows of the box, in its shape;
+        zeros where other ranks have the elements.
+        """
         rows = here.new_zeros(self.local)
         self.without_room(rows).copy_(here.reshape(-1))
         return rows

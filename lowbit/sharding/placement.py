@@ -22,15 +22,17 @@ def part(p: Any, what: str) -> Part:
         what: its name in errors.
 
     Raises:
-        ValueError: state cannot follow the placement; the message names the placement and what to do.
+        ValueError: state cannot follow the placement;
+            the message names the placement and what to do.
     """
     shape = tuple(p.shape)
     if isinstance(p, FlatShard):
         return p.part
     if is_flat(p):
         raise ValueError(
-            f"{what} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides the shape that the layout of state needs: call "
-            "lowbit.fsdp1.bind(model, opt) before the first step (with Accelerate, between prepare(model) and prepare(opt))"
+            f"{what} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides the shape "
+            "that the layout of state needs: call lowbit.fsdp1.bind(model, opt) before the first "
+            "step (with Accelerate, between prepare(model) and prepare(opt))"
         )
     if not is_dtensor(p):
         return Part(shape, shape, (0,) * len(shape))
@@ -47,7 +49,8 @@ def part(p: Any, what: str) -> Part:
             begins = tuple(start * inner for start in starts)
     if p._local_tensor.shape != torch.Size(local_shape) and not p.is_meta:
         raise ValueError(
-            f"{what} has the local shape {tuple(p._local_tensor.shape)}, but its placements {p.placements} give {tuple(local_shape)}"
+            f"{what} has the local shape {tuple(p._local_tensor.shape)}, but its placements "
+            f"{p.placements} give {tuple(local_shape)}"
         )
     cuts = tuple(
         (placement.dim, p.device_mesh.get_group(i))
@@ -61,7 +64,8 @@ Runs = list[tuple[int, int]]  # of indices, [begin, end)
 
 
 def parts_of_dimension(p: Tensor, dim: int, length: int) -> tuple[list[Runs], int]:
-    """Every rank's part of a dimension of this length, in mesh order, and the index of this rank's part.
+    """Every rank's part of a dimension of this length, in mesh order,
+    and the index of this rank's part.
 
     The dimension is split like dimension `dim` of the DTensor p.
     """
@@ -80,9 +84,9 @@ def parts_of_dimension(p: Tensor, dim: int, length: int) -> tuple[list[Runs], in
 def follows_columns(p: Any, width: Callable[[int], int]) -> bool:
     """Whether placements like p's split the columns of a state tensor where they split p's columns.
 
-    A state tensor has the columns of a row in one dimension: `width(n)` of its own for the first n of p. Placements
-    split that dimension into equal parts. These match the parts of p's dimension 1 only if all but the last of those
-    are equal too. The answer is the same on every rank.
+    A state tensor has the columns of a row in one dimension: `width(n)` of its own for the first n
+    of p. Placements split that dimension into equal parts. These match the parts of p's dimension 1
+    only if all but the last of those are equal too. The answer is the same on every rank.
     """
     if not is_dtensor(p) or p.ndim < 2:
         return True
@@ -113,21 +117,25 @@ def row_shards(p: Any, what: str) -> int:
         dim, size = getattr(placement, "dim", None), p.device_mesh.size(i)
         if dim and size > 1:
             raise ValueError(
-                f"{what} is sharded on dimension {dim}; pass the model before it is sharded, or the number of ranks that split dimension 0"
+                f"{what} is sharded on dimension {dim}; pass the model before it is sharded, or "
+                "the number of ranks that split dimension 0"
             )
         count *= 1 if dim is None else size
     return count
 
 
 def _held(p: Tensor, dim: int, what: str) -> tuple[tuple[int, int], tuple[int, ...]]:
-    """The local part of a DTensor's dimension, (offset, length), and where the other parts begin, without 0."""
+    """The local part of a DTensor's dimension, (offset, length), and where the other parts begin,
+    without 0.
+    """
     assert is_dtensor(p)
     everyone, here = parts_of_dimension(p, dim, p.shape[dim])
     mine, mesh = everyone[here], p.device_mesh
     if any(len(runs) > 1 for runs in everyone):
         raise ValueError(
-            f"{what} has the placements {p.placements} over {tuple(mesh.shape)}, which give one rank several runs of dimension {dim}; "
-            "state needs one run, which FSDP over tensor parallelism gives by a pair of such placements"
+            f"{what} has the placements {p.placements} over {tuple(mesh.shape)}, which give one "
+            f"rank several runs of dimension {dim}; state needs one run, which FSDP over tensor "
+            "parallelism gives by a pair of such placements"
         )
     starts = {begin for runs in everyone for begin, end in runs if begin > 0}
     begin, end = mine[0] if mine else (p.shape[dim], p.shape[dim])
@@ -167,14 +175,15 @@ def _joined(runs: Runs) -> Runs:
 def like(
     p: Tensor, value: Tensor, shape: Sequence[int], dims: Sequence[int] | None = None
 ) -> Tensor:
-    """The local part of a state tensor, placed like p: unchanged if p is a plain tensor, else as a DTensor.
+    """The local part of a state tensor, placed like p: unchanged if p is a plain tensor,
+    else as a DTensor.
 
     Args:
         p: the parameter.
         value: the local part.
         shape: the global shape of the state tensor.
-        dims: the dimension of p that each of its own follows; the same ones by default. The tensor is replicated over a
-            mesh dimension that shards any other dimension.
+        dims: the dimension of p that each of its own follows; the same ones by default. The tensor
+            is replicated over a mesh dimension that shards any other dimension.
     """
     if not is_dtensor(p):
         return value
@@ -244,7 +253,8 @@ def take(
         return value
     if tuple(value.shape) != tuple(shape):
         raise ValueError(
-            f"{what} has the shape {tuple(value.shape)}, which is neither the whole {tuple(shape)} nor this rank's part {tuple(local)}"
+            f"{what} has the shape {tuple(value.shape)}, which is neither the whole {tuple(shape)} "
+            f"nor this rank's part {tuple(local)}"
         )
     for dim, (start, length) in enumerate(zip(offset, local, strict=True)):
         value = value.narrow(dim, start, length)

@@ -14,8 +14,8 @@ from lowbit.sharding.addends import exchange_rows
 class UnitAddends:
     """What FSDP2 calls in the place of a reduce-scatter: it exchanges addends and adds nothing.
 
-    FSDP2 then runs the hooks of the unit's parameters in the order of their gradients. Each takes the
-    rows of its own parameter.
+    FSDP2 then runs the hooks of the unit's parameters in the order of their gradients. Each takes
+    the rows of its own parameter.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -43,7 +43,9 @@ class UnitAddends:
         output_tensor.zero_()  # the hooks replace it
 
     def take(self, width: int, n: int) -> Tensor:
-        """The first n columns of the next `width`: the addends of a parameter's local part, [ranks, n]."""
+        """The first n columns of the next `width`: the addends of a parameter's local part,
+        [ranks, n].
+        """
         assert self._rows is not None
         rows = self._rows[:, self._used : self._used + n]
         self._used += width
@@ -63,8 +65,10 @@ class Unit:
             groups = [g for g in [state._fsdp_param_group] if g is not None]
         if len(groups) > 1:
             raise NotImplementedError(
-                'rounding="exact" needs one mesh for all parameters of a module under fully_shard, but this '
-                f"{type(module).__name__} has {len(groups)}; call fully_shard on a submodule for each mesh"
+                'rounding="exact" needs one mesh for all parameters of a '
+                "module under fully_shard, but this "
+                f"{type(module).__name__} has {len(groups)}; call fully_shard "
+                "on a submodule for each mesh"
             )
         self.params: list[tuple[Any, int]] = []  # (sharded parameter, its padded size)
         self.groups: list[Any] = []  # replicas first
@@ -77,8 +81,10 @@ class Unit:
         ranks = 1 if shards is None else shards.size()
         if replicas is not None and replicas.size() > 1 and ranks == 1:
             raise NotImplementedError(
-                'rounding="exact" does not support a mesh of replicas alone under fully_shard: torch adds their '
-                "gradients before lowbit sees them. Use DistributedDataParallel, or shard over at least 2 ranks"
+                'rounding="exact" does not support a mesh of replicas alone under fully_shard: '
+                "torch adds their "
+                "gradients before lowbit sees them. Use DistributedDataParallel, or shard over at "
+                "least 2 ranks"
             )
         self.groups = [g for g in (replicas, shards) if g is not None and g.size() > 1]
         self.replicas = replicas if replicas is not None and replicas.size() > 1 else None
@@ -110,7 +116,9 @@ def units(model: nn.Module) -> list[Unit]:
 
 
 def fsdp1_modules(model: nn.Module) -> list[Any]:
-    """The modules that FullyShardedDataParallel (FSDP1) wraps and that have parameters of their own."""
+    """The modules that FullyShardedDataParallel (FSDP1) wraps and that have parameters of their
+    own.
+    """
     return [
         m
         for m in model.modules()
@@ -133,8 +141,8 @@ BucketHook = Callable[[Any], Tensor]
 def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
     """Calls `hook` with each bucket of a DistributedDataParallel in the place of its all-reduce.
 
-    The hook returns the bucket's flat gradient. torch cannot unregister a communication hook; once it
-    is removed, buckets are averaged as without one.
+    The hook returns the bucket's flat gradient. torch cannot unregister a communication hook; once
+    it is removed, buckets are averaged as without one.
 
     Returns:
         What removes the hook.
@@ -148,7 +156,8 @@ def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
     if current is None:
         current = [None]
 
-        def call(_, bucket):  # type: ignore[no-untyped-def]  # torch reads annotations, and none is text
+        # torch reads annotations, and none is text
+        def call(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             if current[0] is None:
                 flat.div_(model.process_group.size())
@@ -170,27 +179,33 @@ FlatHook = Callable[[Any, Tensor, Tensor], None]
 
 
 def hook_flat_gradients(model: nn.Module, hook: FlatHook) -> list[Any]:
-    """Calls `hook(key, gradient, shard)` in the place of FSDP1's reduce-scatter; the key is one of those returned.
+    """Calls `hook(key, gradient, shard)` in the place of FSDP1's reduce-scatter;
+    the key is one of those returned.
 
-    Without sharding (one rank, or NO_SHARD) the gradient is the shard. torch cannot unregister the hook.
+    Without sharding (one rank, or NO_SHARD) the gradient is the shard.
+    torch cannot unregister the hook.
 
     Raises:
         RuntimeError: the model has a communication hook already.
-        NotImplementedError: a hybrid sharding strategy, or a reduction in another dtype than the parameters'.
+        NotImplementedError: a hybrid sharding strategy,
+            or a reduction in another dtype than the parameters'.
     """
     modules = fsdp1_modules(model)
     for module in modules:
         strategy = module.sharding_strategy.name
         if "HYBRID" in strategy:
             raise NotImplementedError(
-                f'rounding="exact" does not support sharding_strategy={strategy} of FSDP1, where torch allows no '
+                f'rounding="exact" does not support sharding_strategy={strategy} of FSDP1, where '
+                "torch allows no "
                 "communication hook; use fully_shard (FSDP2) on a mesh of two dimensions"
             )
         handle = module._handle
         if handle._reduce_dtype != handle._orig_param_dtype:
             raise NotImplementedError(
-                f"FSDP1 reduces in {handle._reduce_dtype} and then converts to {handle._orig_param_dtype}, which would round "
-                f'twice; set reduce_dtype={handle._orig_param_dtype} in MixedPrecision for rounding="exact"'
+                f"FSDP1 reduces in {handle._reduce_dtype} and then converts to "
+                f"{handle._orig_param_dtype}, which would round "
+                f"twice; set reduce_dtype={handle._orig_param_dtype} in MixedPrecision for "
+                'rounding="exact"'
             )
 
     def call(key: Any, gradient: Tensor, shard: Tensor | None = None) -> None:

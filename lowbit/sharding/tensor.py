@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def is_dtensor(t: Any) -> TypeGuard[DTensor]:
-    """Whether t is a DTensor. It never imports DTensor's module, which takes half a second: until then none exists."""
+    """Whether t is a DTensor. It never imports DTensor's module,
+    which takes half a second: until then none exists.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(t, module.DTensor)
 
@@ -28,7 +30,9 @@ def is_sharded(t: Any) -> bool:
 
 
 def local(t: Any) -> Tensor:
-    """The local tensor of a DTensor or flat shard, otherwise t itself. It shares t's memory, so writes change t."""
+    """The local tensor of a DTensor or flat shard, otherwise t itself. It shares t's memory,
+    so writes change t.
+    """
     if isinstance(t, FlatShard):
         return t.value
     if not is_dtensor(t):
@@ -52,7 +56,8 @@ def whole(t: Tensor) -> Tensor:
 def gradient(p: Any) -> Tensor:
     """The local part of p's gradient, placed like p.
 
-    Tensor parallelism may leave partial sums or other placements; these gradients are redistributed.
+    Tensor parallelism may leave partial sums or other placements;
+    these gradients are redistributed.
     """
     grad = p.grad
     assert grad is not None
@@ -64,11 +69,14 @@ def gradient(p: Any) -> Tensor:
 
 
 def dense_gradient(p: Any) -> Tensor:
-    """The local part of p's gradient, as `gradient` gives it. Raises RuntimeError if it is sparse."""
+    """The local part of p's gradient, as `gradient` gives it.
+    Raises RuntimeError if it is sparse.
+    """
     grad = gradient(p)
     if grad.layout != torch.strided:
         raise RuntimeError(
-            "lowbit takes dense gradients, but this one is sparse; build the embedding with sparse=False"
+            "lowbit takes dense gradients, but this one is sparse; build the embedding with "
+            "sparse=False"
         )
     return grad
 
@@ -80,7 +88,8 @@ _mesh = operator.attrgetter("_spec.mesh")
 
 
 def plain_gradients(params: Sequence[Any], locals_: Sequence[Tensor]) -> list[Tensor] | None:
-    """The local gradients of parameters that are all plain, or all DTensors placed like their gradients; else None.
+    """The local gradients of parameters that are all plain,
+    or all DTensors placed like their gradients; else None.
 
     None means that a gradient is missing or needs `gradient`.
 
@@ -104,7 +113,8 @@ def plain_gradients(params: Sequence[Any], locals_: Sequence[Tensor]) -> list[Te
 
 
 def process_groups(t: Tensor) -> tuple[Any, ...]:
-    """The process groups over which the parts of t are spread, one for each mesh dimension that shards it; none where it is whole here.
+    """The process groups over which the parts of t are spread, one for each mesh dimension that
+    shards it; none where it is whole here.
 
     Raises:
         ValueError: t is a flat shard of FSDP1 that was not bound.
@@ -114,8 +124,9 @@ def process_groups(t: Tensor) -> tuple[Any, ...]:
         return (flat.group,) if flat.ranks > 1 else ()
     if is_flat(t):
         raise ValueError(
-            "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know the other ranks' shards: call "
-            "lowbit.fsdp1.bind(model, opt) first, or use the wrapped model's own clip_grad_norm_"
+            "a parameter is a flat shard of FSDP1 (FullyShardedDataParallel), which does not know "
+            "the other ranks' shards: call lowbit.fsdp1.bind(model, opt) first, or use the wrapped "
+            "model's own clip_grad_norm_"
         )
     if not is_dtensor(t):
         return ()

@@ -13,7 +13,9 @@ def is_ddp(module: Any) -> bool:
 
 
 def inside_ddp(module: Any) -> bool:
-    """Whether the running forward pass belongs to a DistributedDataParallel that contains the module and is not it."""
+    """Whether the running forward pass belongs to a DistributedDataParallel that contains the
+    module and is not it.
+    """
     around = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
     return around is not None and around is not module and module in around.modules()
 
@@ -29,14 +31,17 @@ def _is_fsdp2(part: Any) -> bool:
 
 
 def reshard(module: Any) -> None:
-    """Gives up the weights that FSDP2 has gathered and holds beyond a pass, so that the next pass gathers them anew."""
+    """Gives up the weights that FSDP2 has gathered and holds beyond a pass,
+    so that the next pass gathers them anew.
+    """
     for part in module.modules():
         if _is_fsdp2(part):
             part.reshard()
 
 
 def reset_fully_sharded(module: Any) -> bool:
-    """Restores FSDP2 after a pass that raised: it shards parameters again and drops sums that were never reduced.
+    """Restores FSDP2 after a pass that raised: it shards parameters again and drops sums that were
+    never reduced.
 
     Returns:
         Whether this torch can; FSDPModule.reset_iter_state came with 2.13.

@@ -1,4 +1,6 @@
-"""What a user's options mean for one parameter: its rule, its slots, and whether its state stays in full precision."""
+"""What a user's options mean for one parameter: its rule, its slots,
+and whether its state stays in full precision.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,9 @@ def is_full_precision(
 ) -> bool:
     """Whether a parameter of this global shape and name keeps full-precision state.
 
-    It does if it has too few dimensions, fewer than `min_numel` elements (None: the policy's threshold) or rows that
-    are too short, or if `full_precision` names it. `lowbit.catalog()["thresholds"]` has the numbers.
+    It does if it has too few dimensions, fewer than `min_numel` elements (None: the policy's
+    threshold) or rows that are too short, or if `full_precision` names it.
+    `lowbit.catalog()["thresholds"]` has the numbers.
     """
     limits, numel = ops.policy("thresholds"), math.prod(shape)
     if len(shape) < limits["min_dims"] or numel // max(shape[0], 1) < limits["min_cols"]:
@@ -43,12 +46,18 @@ def names_full_precision(name: str | None, full_precision: bool | Sequence[str])
 
 
 def chosen_of(
-    rule: str, part: sharding.Part, options: Mapping[str, Any], name: str | None, param_format: str = "float32"
-) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:  # fmt: skip
-    """The format of each state of a rule by a parameter's options, and whether the state stays in full precision.
+    rule: str,
+    part: sharding.Part,
+    options: Mapping[str, Any],
+    name: str | None,
+    param_format: str = "float32",
+) -> tuple[dict[str, dict[str, Any]], dict[str, bool]]:
+    """The format of each state of a rule by a parameter's options,
+    and whether the state stays in full precision.
 
-    A copy of weights has at least the precision of `param_format`, and float32 for parameters in full precision. A mean
-    over thousands of steps has what `slow_mean` says. Both only where `state_format` does not name the state.
+    A copy of weights has at least the precision of `param_format`, and float32 for parameters in
+    full precision. A mean over thousands of steps has what `slow_mean` says. Both only where
+    `state_format` does not name the state.
     """
     own = options["min_numel"]
     narrow = param_format.removesuffix("_stochastic") == "bfloat16"
@@ -79,7 +88,9 @@ def rule_of(
     full_precision: Mapping[str, bool],
     ndim: int,
 ) -> str:
-    """The rule with those second moments factored that `chosen` wants so; full-precision state and vectors are not."""
+    """The rule with those second moments factored that `chosen` wants so;
+    full-precision state and vectors are not.
+    """
     wanted = [name for name, spec in chosen.items() if spec["format"] == FACTORED]
     if not wanted or ndim < 2:
         return rule
@@ -92,7 +103,9 @@ def rule_of(
 def slots_of(
     rule: str, chosen: Mapping[str, Mapping[str, Any]], full_precision: Mapping[str, bool]
 ) -> tuple[Slot, ...]:
-    """The slots of a rule in the formats that `chosen` has for it, or for the rule that it is the factored variant of."""
+    """The slots of a rule in the formats that `chosen` has for it,
+    or for the rule that it is the factored variant of.
+    """
     slots = []
     for slot in ops.rule(rule)["slots"]:
         name, spec = slot["name"], chosen[slot["name"]]
@@ -106,7 +119,8 @@ def slots_of(
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     """The parameter format's name.
 
-    "auto" rounds 16-bit parameters stochastically and "nearest" rounds them to nearest; both are plain for float32.
+    "auto" rounds 16-bit parameters stochastically and "nearest" rounds them to nearest;
+    both are plain for float32.
 
     Raises:
         ValueError: no parameter format, or not this one, stores the parameter's dtype.

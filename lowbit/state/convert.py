@@ -23,27 +23,32 @@ from lowbit.state.slot import Slot, StateTensor
 # Values that are dequantized and quantized at a time, where state comes from a checkpoint.
 PIECE = 4 << 20
 
-# Makes a parameter's state out of what the optimizer has: in place, into tensors of it that fit, or anew.
+# Makes a parameter's state out of what the optimizer has: in place, into tensors of it that fit,
+# or anew.
 Converted = Callable[[Mapping[str, Tensor], bool], dict[str, Tensor]]
 
 
 def convert_state(
     p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any, state_memory: str = "device"
 ) -> Converted:
-    """How this optimizer's state of parameter p is made from saved state: moved where it fits, converted where it does not.
+    """How this optimizer's state of parameter p is made from saved state: moved where it fits,
+    converted where it does not.
 
-    Everything is checked here and nothing is read yet, so that a state dict that does not fit changes nothing. Tensors that lie in a checkpoint
-    (`LazyTensor`) are read by the rows that are here, in pieces.
+    Everything is checked here and nothing is read yet, so that a state dict that does not fit
+    changes nothing. Tensors that lie in a checkpoint (`LazyTensor`) are read by the rows that are
+    here, in pieces.
 
     Args:
         p: the parameter.
         lay: its layout in this optimizer.
         saved: its saved state.
         key: the state dict's name for p, for errors.
-        state_memory: where new tensors are allocated; one of `memory.MEMORIES`, "device" by default.
+        state_memory: where new tensors are allocated; one of `memory.MEMORIES`,
+            "device" by default.
 
     Returns:
-        A function from the live state, and whether it may be written to, to the converted state. It writes to live tensors that fit.
+        A function from the live state, and whether it may be written to, to the converted state. It
+        writes to live tensors that fit.
 
     Raises:
         ValueError: a moment is missing, or its layout is unknown.
@@ -63,7 +68,9 @@ def convert_state(
     device = sharding.local(p).device
 
     def tensor_for(entry: StateTensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Where an entry goes, as it is kept and what is here of it: the live tensor where it fits, else a new one."""
+        """Where an entry goes, as it is kept and what is here of it: the live tensor where it fits,
+        else a new one.
+        """
         here = None if known is None else sharding.local(known)
         if here is None or here.dtype != entry.dtype or tuple(here.shape) != entry.local:
             here = memory.empty(lay, entry, device, state_memory)
@@ -102,7 +109,9 @@ class _Job(NamedTuple):
 
 
 def _slot_job(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any) -> _Job:
-    """A moment: moved where it is kept in this very format, else converted from the format it is kept in."""
+    """A moment: moved where it is kept in this very format,
+    else converted from the format it is kept in.
+    """
     entries = slot.entries(lay.part)
     kept = find_saved(p, entries, saved, key, cast=slot.name)
     if kept is not None:
@@ -113,7 +122,9 @@ def _slot_job(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key:
 
 
 def _auxiliary_job(p: Tensor, entry: StateTensor, saved: Mapping[str, Any], key: Any) -> _Job:
-    """Means and numbers beside the moments. A norm that torch does not keep is 0, as a first step finds it."""
+    """Means and numbers beside the moments. A norm that torch does not keep is 0,
+    as a first step finds it.
+    """
     kept = find_saved(p, [entry], saved, key, cast=entry.key)
     if kept is None and entry.shape:
         raise unknown(saved, key, f"it has no {entry.key}")
@@ -126,25 +137,31 @@ def _compensation_job(p: Tensor, entry: StateTensor, saved: Mapping[str, Any], k
     other = next((str(k) for k in saved if str(k).startswith("param_")), None)
     if kept is None and other is not None:
         raise ValueError(
-            f"state[{key!r}] keeps {other!r} beside the weight, this optimizer {entry.key!r}: load it with the format it was saved with, and take "
-            "lowbit.get_fp32_model_state_dict from there to another format"
+            f"state[{key!r}] keeps {other!r} beside the weight, this optimizer {entry.key!r}: load "
+            "it with the format it was saved with, and take lowbit.get_fp32_model_state_dict from "
+            "there to another format"
         )
     return _Job([entry], _zero if kept is None else partial(_move, kept))
 
 
 def _warn_of_cleared(kept: Tensor | None) -> None:
-    """Of the optimizer's own compensation, where it is not 0: it may be what `set_fp32_model_state_dict` has just stored."""
+    """Of the optimizer's own compensation, where it is not 0: it may be what
+    `set_fp32_model_state_dict` has just stored.
+    """
     here = None if kept is None else sharding.local(kept)
     if here is not None and not here.is_meta and here.any():
         warnings.warn(
-            "the state that is loaded has no correction bits for the weights, so those of the optimizer are cleared. If they are those of "
-            "lowbit.set_fp32_model_state_dict, load the optimizer first and store the float32 weights after it",
+            "the state that is loaded has no correction bits for the weights, so those of the "
+            "optimizer are cleared. If they are those of lowbit.set_fp32_model_state_dict, load "
+            "the optimizer first and store the float32 weights after it",
             stacklevel=outside(),
         )
 
 
 def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
-    """Whether saved state contains the live tensors: `state_dict()` returned them, and a load wrote to them."""
+    """Whether saved state contains the live tensors: `state_dict()` returned them,
+    and a load wrote to them.
+    """
     tensors = {k: sharding.local(t) for k, t in live.items() if isinstance(t, Tensor) and t.ndim}
     same = (
         isinstance(value := saved.get(key), Tensor)
@@ -171,7 +188,9 @@ def _zero(to: Sequence[Tensor]) -> None:
 def _row_runs(
     values: Sequence[SavedTensor], entries: Sequence[Tensor]
 ) -> Iterator[tuple[int, int]]:
-    """Ranges of rows to process together: all rows, or chunks of them if values lie in a checkpoint."""
+    """Ranges of rows to process together: all rows,
+    or chunks of them if values lie in a checkpoint.
+    """
     first = entries[0]
     if first.ndim == 0 or not any(isinstance(kept.value, LazyTensor) for kept in values):
         yield 0, first.shape[0] if first.ndim else 1
@@ -190,9 +209,15 @@ def _move(values: Sequence[SavedTensor], to: Sequence[Tensor]) -> None:
 
 
 def _recode(
-    lay: Layout, slot: Slot, source: Slot, values: Sequence[SavedTensor], entries: Sequence[StateTensor], to: Sequence[Tensor]
-) -> None:  # fmt: skip
-    """Fills tensors of `slot` from those of `source`, by chunks of rows unless a scale covers more than a row.
+    lay: Layout,
+    slot: Slot,
+    source: Slot,
+    values: Sequence[SavedTensor],
+    entries: Sequence[StateTensor],
+    to: Sequence[Tensor],
+) -> None:
+    """Fills tensors of `slot` from those of `source`,
+    by chunks of rows unless a scale covers more than a row.
 
     Args:
         lay: the layout of the values, with whole rows.
@@ -232,11 +257,17 @@ def _of(entry: StateTensor, made: Tensor) -> Tensor:
 
 
 def _whole_rows(part: sharding.Part) -> sharding.Part:
-    """The local rows with all of their columns, if blocks are split between columns, or columns here are no run of a row."""
+    """The local rows with all of their columns, if blocks are split between columns, or columns
+    here are no run of a row.
+    """
     if part.cut != sharding.CUT_ALL and part.deep is None:
         return part
     return replace(
-        part, local=(part.local[0], *part.shape[1:]), offset=(part.offset[0], *(0,) * (len(part.shape) - 1)),
+        part,
+        local=(part.local[0], *part.shape[1:]),
+        offset=(part.offset[0], *(0,) * (len(part.shape) - 1)),
         cuts=tuple((dim, group) for dim, group in part.cuts if dim == 0),
-        follows=(0, *(-1,) * (len(part.shape) - 1)), begins=(), cut=sharding.CUT_NONE,
-    )  # fmt: skip
+        follows=(0, *(-1,) * (len(part.shape) - 1)),
+        begins=(),
+        cut=sharding.CUT_NONE,
+    )

@@ -1,4 +1,6 @@
-"""The layout of a parameter's state: a function of its global shape and name, never of the ranks (docs/formats.md)."""
+"""The layout of a parameter's state: a function of its global shape and name,
+never of the ranks (docs/formats.md).
+"""
 
 from __future__ import annotations
 
@@ -58,12 +60,16 @@ class Layout:
 
     @property
     def cut_groups(self) -> tuple[Any, ...]:
-        """The process groups whose ranks have other parts of the parameter, and wait for each other in its step."""
+        """The process groups whose ranks have other parts of the parameter,
+        and wait for each other in its step.
+        """
         return tuple(group for _, group in self.part.cuts)
 
     @property
     def exchanges(self) -> bool:
-        """Whether ranks with parts of the parameter exchange more in its step than sums and maxima of its phases."""
+        """Whether ranks with parts of the parameter exchange more in its step than sums and maxima
+        of its phases.
+        """
         return self.home is not None
 
     def placed(self, p: Tensor, entry: StateTensor) -> Any:
@@ -74,7 +80,9 @@ class Layout:
 
     @functools.cached_property
     def at_home(self) -> Layout:
-        """The layout of a parameter that lies whole where its state does, as a step brings it there."""
+        """The layout of a parameter that lies whole where its state does,
+        as a step brings it there.
+        """
         return replace(self, home=None)
 
     @property
@@ -104,10 +112,14 @@ class Layout:
             for suffix, keep in (("row", dims[:-1]), ("col", dims[:-2] + dims[-1:])):
                 made.append(
                     StateTensor(
-                        f"{name}_{suffix}", torch.float32, tuple(shape[d] for d in keep),
-                        tuple(local[d] for d in keep), tuple(offset[d] for d in keep), keep,
+                        f"{name}_{suffix}",
+                        torch.float32,
+                        tuple(shape[d] for d in keep),
+                        tuple(local[d] for d in keep),
+                        tuple(offset[d] for d in keep),
+                        keep,
                     )
-                )  # fmt: skip
+                )
         return made
 
     @property
@@ -136,7 +148,9 @@ class Layout:
 
     @functools.cached_property
     def large(self) -> frozenset[str]:
-        """The keys of tensors with data per element: codes, values and compensation; not scales, means, numbers."""
+        """The keys of tensors with data per element: codes, values and compensation; not scales,
+        means, numbers.
+        """
         first = [entries[0].key for entries in self.of_slots.values()]
         return frozenset([*first, self.compensation.key] if self.compensation else first)
 
@@ -149,11 +163,15 @@ class Layout:
         return made + self.auxiliary
 
     def at_rows(self, begin: int, end: int) -> Layout:
-        """The layout of these rows of the parameter alone, as a rank has it that holds no others."""
+        """The layout of these rows of the parameter alone,
+        as a rank has it that holds no others.
+        """
         return replace(self, part=self.part.take_rows(begin, end))
 
     def identity(self, stream: int) -> dict[str, Tensor]:
-        """State about the parameter itself, int64: its stream of random bits and, if state is quantized, its shape."""
+        """State about the parameter itself, int64: its stream of random bits and,
+        if state is quantized, its shape.
+        """
         said = {"stream": torch.tensor(stream, dtype=torch.int64, device="cpu")}
         if any(slot.coded for slot in self.slots):
             said["shape"] = torch.tensor(self.part.shape, dtype=torch.int64, device="cpu")
@@ -172,7 +190,9 @@ class Layout:
 
 
 def stream_of(name: str | None, index: int) -> int:
-    """The parameter's stream of random bits: from its name if it has one, so that its position does not matter."""
+    """The parameter's stream of random bits: from its name if it has one,
+    so that its position does not matter.
+    """
     return index if name is None else zlib.crc32(clean_name(name).encode())
 
 
@@ -184,7 +204,8 @@ def layout_of(
     index: int,
     places: Iterable[sharding.Home | None] | None = None,
 ) -> Layout:
-    """The layout of parameter p of an optimizer group; the rule is `rule`, or its variant if a moment is factored.
+    """The layout of parameter p of an optimizer group; the rule is `rule`,
+    or its variant if a moment is factored.
 
     Args:
         rule: a name in `lowbit.catalog()["rules"]`.
@@ -192,8 +213,8 @@ def layout_of(
         p: the parameter.
         name: its name, or None.
         index: its number in the optimizer.
-        places: where its state may lie, the best first; a None among them is where the parameter lies. By default that
-            and then `sharding.homes`.
+        places: where its state may lie, the best first; a None among them is where the parameter
+            lies. By default that and then `sharding.homes`.
 
     Raises:
         ValueError: the options do not fit the parameter, or its placement splits codes or scales.
@@ -220,7 +241,8 @@ def lie(
     name: str | None,
     places: Iterable[sharding.Home | None],
 ) -> tuple[sharding.Part, sharding.Home | None]:
-    """Where state lies: the part that is here, and its home if that is not where the parameter lies.
+    """Where state lies: the part that is here,
+    and its home if that is not where the parameter lies.
 
     The first place is taken that splits no codes and scales.
 
@@ -230,7 +252,9 @@ def lie(
     refused: list[tuple[sharding.Home | None, ValueError]] = []
     for home in places:
         try:
-            part = fitted(rule, slots, home.placed if home else p, home.part if home else own, what, name)  # fmt: skip
+            part = fitted(
+                rule, slots, home.placed if home else p, home.part if home else own, what, name
+            )
         except ValueError as error:
             refused.append((home, error))
         else:
@@ -267,7 +291,9 @@ def fitted(
 def check_deep(
     rule: str, slots: tuple[Slot, ...], p: Any, part: sharding.Part, what: str, name: str | None
 ) -> None:
-    """Raises ValueError if a dimension beyond the second is split and state cannot follow: codes run over whole rows."""
+    """Raises ValueError if a dimension beyond the second is split and state cannot follow: codes
+    run over whole rows.
+    """
     dims = sorted({dim for dim, _ in part.cuts})
     whole_rows = any(slot.coded for slot in slots) or bool(ops.rule(rule)["factors"])
     if part.deep is None or not (whole_rows or set(dims) - {0, part.deep}):
@@ -277,36 +303,46 @@ def check_deep(
         kept = "True" if name is None else f"[{name!r}]"
         advice += f", or keep its state in full precision with full_precision={kept}"
     raise ValueError(
-        f"{what} of shape {part.shape} is sharded on dimensions {dims} by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}, where its state cannot "
-        "lie. It lies elsewhere if one mesh dimension alone cuts dimensions beyond the second, and is in order behind those that cut dimension 0, or all "
-        f"divide dimension 0 evenly; {advice}"
+        f"{what} of shape {part.shape} is sharded on dimensions {dims} by {tuple(p.placements)} "
+        f"over {tuple(p.device_mesh.shape)}, where its state cannot lie. It lies elsewhere if one "
+        "mesh dimension alone cuts dimensions beyond the second, and is in order behind those "
+        f"that cut dimension 0, or all divide dimension 0 evenly; {advice}"
     )
 
 
 def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> None:
-    """Raises ValueError if sharding splits a byte or a scale's columns, or if rank1 has too many dimensions."""
+    """Raises ValueError if sharding splits a byte or a scale's columns,
+    or if rank1 has too many dimensions.
+    """
     limit = ops.plan_limit("dims")
     if slot.scale == "rank1" and len(part.shape) > limit:
         raise ValueError(
-            f"{what} has {len(part.shape)} dimensions, and scale='rank1' takes at most {limit}; take scale='row' for it"
+            f"{what} has {len(part.shape)} dimensions, and scale='rank1' takes at most {limit}; "
+            "take scale='row' for it"
         )
     if not slot.coded or not part.begins:
         return
     columns = ", ".join(str(col) for col in part.begins[:4]) + (", ..." if part.begins[4:] else "")
     cut = f"{what} of {part.global_cols} columns is cut at columns {columns}"
-    advice = f"shard it on dimension 0, or keep its state in full precision with full_precision=[{name!r}]"
+    advice = (
+        "shard it on dimension 0, or keep its state in full precision with "
+        f"full_precision=[{name!r}]"
+    )
     bits = ops.state_format(slot.format)["bits"]
     if any(col * bits % 8 for col in part.begins):
         raise ValueError(f"{cut}, inside a byte of {bits}-bit codes; {advice}")
     if slot.scale == "rank1" and len(part.shape) > 2:
         # the scale of dimension 2 covers the whole of dimension 1, of which each rank has a part
         raise ValueError(
-            f"{cut}, and scale='rank1' of {len(part.shape)} dimensions follows only dimension 0; {advice}, or take scale='row' for it"
+            f"{cut}, and scale='rank1' of {len(part.shape)} dimensions follows only dimension 0; "
+            f"{advice}, or take scale='row' for it"
         )
 
 
 def check_columns(slot: Slot, p: Tensor, part: sharding.Part, what: str, name: str | None) -> None:
-    """Raises ValueError if placements split codes or scales elsewhere than p: a checkpoint would lose values."""
+    """Raises ValueError if placements split codes or scales elsewhere than p: a checkpoint would
+    lose values.
+    """
     widths = [slot.codes] if slot.coded else []
     if slot.scale == "block" and part.cut != sharding.CUT_ALL:
         widths.append(slot.scales)
@@ -315,17 +351,21 @@ def check_columns(slot: Slot, p: Tensor, part: sharding.Part, what: str, name: s
     if all(sharding.follows_columns(p, width) for width in widths):
         return
     full_precision = "True" if name is None else f"[{name!r}]"
+    mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
     raise ValueError(
-        f"{what} of shape {part.shape} is sharded on dimension 1 of length {part.shape[1]} over {tuple(p.device_mesh.shape)} by {tuple(p.placements)}, which "  # type: ignore[attr-defined]
-        f"would cut the {slot.codes(part.global_cols)} bytes of a row of {slot.format} codes elsewhere; shard it on dimension 0, over ranks that divide "
-        f"dimension 1 evenly, or keep its state in full precision with full_precision={full_precision}"
+        f"{what} of shape {part.shape} is sharded on dimension 1 of length {part.shape[1]} over "
+        f"{tuple(mesh.shape)} by {tuple(placements)}, which would cut the "
+        f"{slot.codes(part.global_cols)} bytes of a row of {slot.format} codes elsewhere; shard it "
+        "on dimension 0, over ranks that divide dimension 1 evenly, or keep its state in full "
+        f"precision with full_precision={full_precision}"
     )
 
 
 def check_stream(
     stream: int, name: str, p: Any, known: dict[int, tuple[str, Any]], warned: set[str]
 ) -> None:
-    """Raises ValueError if a parameter of another name has this stream of random bits, and warns if one of the same name has it.
+    """Raises ValueError if a parameter of another name has this stream of random bits, and warns if
+    one of the same name has it.
 
     Args:
         known: stream -> a parameter that has it, and its name; updated.
@@ -334,12 +374,14 @@ def check_stream(
     other, owner = known.setdefault(stream, (name, p))
     if other != name:
         raise ValueError(
-            f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the CRC-32 of the name); rename one of them"
+            f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the "
+            "CRC-32 of the name); rename one of them"
         )
     if owner is not p:
         warn_once(
             warned,
             "names",
-            f"two parameters are named {name!r}: they get the same random bits, and checkpoints cannot tell them apart by name. Give each its own, such as "
+            f"two parameters are named {name!r}: they get the same random bits, and checkpoints "
+            "cannot tell them apart by name. Give each its own, such as "
             "(f'first.{name}', p) for every name, p of the first of several modules",
         )

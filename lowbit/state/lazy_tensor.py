@@ -1,4 +1,6 @@
-"""Tensors of a checkpoint that are not in memory: they have a dtype and a shape, and read boxes on request."""
+"""Tensors of a checkpoint that are not in memory: they have a dtype and a shape,
+and read boxes on request.
+"""
 
 from __future__ import annotations
 

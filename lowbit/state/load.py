@@ -1,4 +1,6 @@
-"""A state dict put into a live optimizer: the groups' settings merged, and each parameter's state converted."""
+"""A state dict put into a live optimizer: the groups' settings merged,
+and each parameter's state converted.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
 
 
 def _check_keys(state_dict: Mapping[str, Any]) -> None:
-    """Raises ValueError unless this is an optimizer's state dict; the message has the key of the one inside a checkpoint."""
+    """Raises ValueError unless this is an optimizer's state dict;
+    the message has the key of the one inside a checkpoint.
+    """
     if "state" in state_dict and "param_groups" in state_dict:
         return
     found = [f"[{key!r}]" for key, value in state_dict.items() if _is_state_dict(value)]
@@ -117,15 +121,18 @@ def _check_keys(state_dict: Mapping[str, Any]) -> None:
         )
     if state_dict and all(isinstance(value, torch.Tensor) for value in state_dict.values()):
         raise ValueError(
-            f"this is the state dict of a model, not of an optimizer: {holds}. Load it with model.load_state_dict"
+            f"this is the state dict of a model, not of an optimizer: {holds}. Load it with "
+            "model.load_state_dict"
         )
     raise ValueError(
-        f"this is no state dict of an optimizer: {holds}. Save optimizer.state_dict() and load what was saved"
+        f"this is no state dict of an optimizer: {holds}. Save optimizer.state_dict() and load "
+        "what was saved"
     )
 
 
 def _check_settings(state_dict: Mapping[str, Any]) -> None:
-    """Raises ValueError if a group has state for its parameters and no settings, not even a learning rate.
+    """Raises ValueError if a group has state for its parameters and no settings,
+    not even a learning rate.
 
     torch leaves them out where the groups of a checkpoint name none of these parameters.
     """
@@ -133,19 +140,25 @@ def _check_settings(state_dict: Mapping[str, Any]) -> None:
         keys = group.get("params", ())
         if set(group) == {"params"} and any(state_dict["state"].get(key) for key in keys):
             raise ValueError(
-                f"group {number} of the state dict has state for {some(keys)} and no settings: its param_groups were another rank's. "
-                "torch.distributed.checkpoint keeps those of one rank where ranks save different parameters under nested names, as stages of a "
-                "pipeline. Save and load flat names: StateDictOptions(flatten_optimizer_state_dict=True). To load this checkpoint with the settings "
-                "that the optimizer has now, put get_optimizer_state_dict(model, opt)['param_groups'] in the place of its own"
+                f"group {number} of the state dict has state for {some(keys)} and no settings: its "
+                "param_groups were another rank's. torch.distributed.checkpoint keeps those of "
+                "one rank where ranks save different parameters under nested names, as stages of "
+                "a pipeline. Save and load flat names: "
+                "StateDictOptions(flatten_optimizer_state_dict=True). To load this checkpoint "
+                "with the settings that the optimizer has now, put "
+                "get_optimizer_state_dict(model, opt)['param_groups'] in the place of its own"
             )
 
 
 def _check_names(key: Any, value: Mapping[str, Any], names: Sequence[str]) -> None:
-    """Raises ValueError if the saved state of a vector is of parameters that this one holds nothing of."""
+    """Raises ValueError if the saved state of a vector is of parameters that this one holds nothing
+    of.
+    """
     if lost := [name for name in value if name not in names]:
         raise ValueError(
-            f"the vector {key!r} was cut otherwise: its saved state has {some(lost)}, and the vector here holds {some(names)}. Save with "
-            "lowbit.flat.get_state_dict and load with lowbit.flat.set_state_dict, which go by the whole parameters"
+            f"the vector {key!r} was cut otherwise: its saved state has {some(lost)}, and the "
+            f"vector here holds {some(names)}. Save with lowbit.flat.get_state_dict and load with "
+            "lowbit.flat.set_state_dict, which go by the whole parameters"
         )
 
 
@@ -154,17 +167,20 @@ def _is_state_dict(value: Any) -> bool:
 
 
 def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The optimizer's groups with the saved settings, in torch's words where the two are cut otherwise."""
+    """The optimizer's groups with the saved settings,
+    in torch's words where the two are cut otherwise.
+    """
     if len(saved_groups) != len(opt.param_groups):
         raise ValueError(
-            f"loaded state dict has a different number of parameter groups: {cuts(saved_groups, opt.param_groups)}; {_SETTLED}"
+            "loaded state dict has a different number of parameter groups: "
+            f"{cuts(saved_groups, opt.param_groups)}; {_SETTLED}"
         )
     made = []
     for saved, group in zip(saved_groups, opt.param_groups, strict=True):
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(
-                "loaded state dict contains a parameter group that doesn't match the size of optimizer's group: "
-                f"{cuts(saved_groups, opt.param_groups)}; {_SETTLED}"
+                "loaded state dict contains a parameter group that doesn't match the size of "
+                f"optimizer's group: {cuts(saved_groups, opt.param_groups)}; {_SETTLED}"
             )
         own = {key: group[key] for key in STRUCTURE if key in group}
         saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
@@ -183,16 +199,20 @@ def cuts(saved_groups: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str
 
 
 _SETTLED = (
-    "numbers alone do not say which parameter is which. Save it to a file and call lowbit.load_optimizer(opt, path, model=model), which goes by the "
-    "order of the model; or build both optimizers from named parameters, such as model.named_parameters()"
+    "numbers alone do not say which parameter is which. Save it to a file and call "
+    "lowbit.load_optimizer(opt, path, model=model), which goes by the order of the model; or build "
+    "both optimizers from named parameters, such as model.named_parameters()"
 )
 
 
 def _names(groups: Sequence[Mapping[str, Any]], *, saved: bool = False) -> list[str] | None:
-    """Clean names of all parameters in the order of the groups; None where they are not all named, or two alike."""
+    """Clean names of all parameters in the order of the groups; None where they are not all named,
+    or two alike.
+    """
     made: list[str] = []
     for group in groups:
-        # torch.distributed.checkpoint keys state by names, in the order here, and leaves `param_names` in that of the saved optimizer.
+        # torch.distributed.checkpoint keys state by names, in the order here, and leaves
+        # `param_names` in that of the saved optimizer.
         keyed = saved and all(isinstance(key, str) for key in group["params"])
         names = group["params"] if keyed else group.get("param_names") or ()
         if len(names) != len(group["params"]):
@@ -221,9 +241,11 @@ def _by_name(opt: StatefulOptimizer, saved: list[dict[str, Any]]) -> list[dict[s
         for i, name in enumerate(theirs):
             if place.get(name, i) != i:
                 raise ValueError(
-                    f"{name!r} is parameter {i} there and {place[name]} here, and not all names are the same ({len(set(theirs) - set(ours))} of those "
-                    f"there are not here, such as {next((n for n in theirs if n not in place), None)!r}): neither names nor numbers say which "
-                    "parameter is which; build this optimizer from the same named parameters"
+                    f"{name!r} is parameter {i} there and {place[name]} here, and not all names "
+                    f"are the same ({len(set(theirs) - set(ours))} of those there are not here, "
+                    f"such as {next((n for n in theirs if n not in place), None)!r}): neither "
+                    "names nor numbers say which parameter is which; build this optimizer from "
+                    "the same named parameters"
                 )
         return saved
     source = {}
@@ -245,7 +267,9 @@ def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
 def _check_nothing_is_lost(
     laid_out: Sequence[tuple[dict[str, Any], Any, Layout]], state: Mapping[Any, Any], ids: set[Any]
 ) -> None:
-    """What to say where no parameter was given state: ValueError where there is some under other keys, else a warning."""
+    """What to say where no parameter was given state: ValueError where there is some under other
+    keys, else a warning.
+    """
     waiting = sum(p.requires_grad and bool(lay.slots or lay.auxiliary) for _, p, lay in laid_out)
     if not waiting:
         return
@@ -253,11 +277,13 @@ def _check_nothing_is_lost(
         key for key, value in state.items() if isinstance(value, dict) and value and key not in ids
     ]:
         raise ValueError(
-            f"the state dict's state is under {some(lost)}, but its param_groups has {some(ids)}: none of it is any parameter's. Keys must be the "
-            "same there, numbers or names; some formats make text of numbers"
+            f"the state dict's state is under {some(lost)}, but its param_groups has {some(ids)}: "
+            "none of it is any parameter's. Keys must be the same there, numbers or names; some "
+            "formats make text of numbers"
         )
     warnings.warn(
-        f"there is no state for any of the {waiting} parameters, as where an optimizer was never stepped: settings are loaded, and state begins anew",
+        f"there is no state for any of the {waiting} parameters, as where an optimizer was never "
+        "stepped: settings are loaded, and state begins anew",
         stacklevel=outside(),
     )
 
@@ -265,7 +291,9 @@ def _check_nothing_is_lost(
 def _laid_out(
     opt: StatefulOptimizer, groups: list[dict[str, Any]]
 ) -> tuple[list[tuple[dict[str, Any], Any, Layout]], dict[Any, str | None]]:
-    """Every parameter with its group and layout as they will be, and their names: the rule follows the loaded settings."""
+    """Every parameter with its group and layout as they will be,
+    and their names: the rule follows the loaded settings.
+    """
     before = opt.param_groups, opt.layouts
     opt.param_groups, opt.layouts = groups, {}
     try:

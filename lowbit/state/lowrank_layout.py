@@ -22,7 +22,9 @@ _NOWHERE = sharding.Part((), (), ())
 
 
 class StepCount:
-    """The step count of a parameter on another device, read once and then counted here until its tensor changes."""
+    """The step count of a parameter on another device,
+    read once and then counted here until its tensor changes.
+    """
 
     def __init__(self) -> None:
         self.known: tuple[Tensor, int, int] | None = None  # the tensor, its version, its value
@@ -42,8 +44,8 @@ class StepCount:
 class LowRankLayout(Layout):
     """The layout of a matrix [R, C] that is stepped in a subspace.
 
-    `part` is the local part of the low-rank gradient L: [R, rank] if R >= C (tall), else [rank, C]. `own` is the
-    matrix's.
+    `part` is the local part of the low-rank gradient L: [R, rank] if R >= C (tall), else [rank, C].
+    `own` is the matrix's.
     """
 
     own: sharding.Part = _NOWHERE
@@ -92,15 +94,21 @@ class LowRankLayout(Layout):
 
     @functools.cached_property
     def projection(self) -> StateTensor:
-        """P, float32 [min(R, C), rank]: whole if tall, else the rows that match the parameter's local rows."""
+        """P, float32 [min(R, C), rank]: whole if tall,
+        else the rows that match the parameter's local rows.
+        """
         own, f32 = self.own, torch.float32
         if self.tall:
             shape = (own.global_cols, self.rank)
             return StateTensor("projection", f32, shape, shape, (0, 0), (-1, -1))
         return StateTensor(
-            "projection", f32, (own.global_rows, self.rank), (own.rows, self.rank),
-            (own.row_offset, 0), (0, -1),
-        )  # fmt: skip
+            "projection",
+            f32,
+            (own.global_rows, self.rank),
+            (own.rows, self.rank),
+            (own.row_offset, 0),
+            (0, -1),
+        )
 
     @property
     def auxiliary(self) -> list[StateTensor]:
@@ -114,7 +122,9 @@ class LowRankLayout(Layout):
 
 
 def rank_of(group: Mapping[str, Any], shape: Sequence[int], name: str | None) -> int:
-    """The rank of the subspace in which a parameter of this global shape is stepped; 0 for a step without one."""
+    """The rank of the subspace in which a parameter of this global shape is stepped;
+    0 for a step without one.
+    """
     rank = group.get("rank")  # an Adafactor that was pickled before it had a rank has none
     if (
         rank is None
@@ -142,7 +152,8 @@ def layout_of(
 
     Args:
         rule: of the inner step.
-        number: the authors' number of the parameter; None (default) counts from 1 over all groups, as APOLLO's do.
+        number: the authors' number of the parameter; None (default) counts from 1 over all groups,
+            as APOLLO's do.
 
     Raises:
         ValueError: the parameter is a flat shard, or its columns are split.
@@ -152,13 +163,15 @@ def layout_of(
     own, options = sharding.part(p, what), effective(group, name, index)
     if isinstance(p, sharding.FlatShard):
         raise ValueError(
-            f"{what} lies in flat shards, and rank {rank} of it needs whole rows; use fully_shard, or step it without a subspace by "
-            f"full_precision=[{name!r}] or a group with rank=None"
+            f"{what} lies in flat shards, and rank {rank} of it needs whole rows; use fully_shard, "
+            f"or step it without a subspace by full_precision=[{name!r}] or a group with rank=None"
         )
     if not own.whole_rows or any(dim != 0 for dim, _ in own.cuts):
         raise ValueError(
-            f"{what} of {own.global_cols} columns is cut at columns {own.col_offset}..{own.col_offset + own.cols}, and rank {rank} of it needs "
-            f"whole rows; shard it on dimension 0, or step it without a subspace by full_precision=[{name!r}] or a group with rank=None"
+            f"{what} of {own.global_cols} columns is cut at columns "
+            f"{own.col_offset}..{own.col_offset + own.cols}, and rank {rank} of it needs whole "
+            "rows; shard it on dimension 0, or step it without a subspace by "
+            f"full_precision=[{name!r}] or a group with rank=None"
         )
     if own.global_rows >= own.global_cols:
         low = sharding.Part(
@@ -170,7 +183,13 @@ def layout_of(
     chosen, full_precision = choose.chosen_of(rule, low, options, name)
     slots = choose.slots_of(rule, chosen, full_precision)
     return LowRankLayout(
-        rule, low, slots, choose.param_format_of(p, options["param_format"], what),
-        stream_of(name, index), own=own, rank=rank, fira=fira,
+        rule,
+        low,
+        slots,
+        choose.param_format_of(p, options["param_format"], what),
+        stream_of(name, index),
+        own=own,
+        rank=rank,
+        fira=fira,
         number_of=index + 1 if number is None else number,
-    )  # fmt: skip
+    )

@@ -1,4 +1,6 @@
-"""The memory of state: the device's own, or for a GPU memory outside it that kernels update in place (docs/cuda-kernels.md)."""
+"""The memory of state: the device's own,
+or for a GPU memory outside it that kernels update in place (docs/cuda-kernels.md).
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ def checked(memory: Any) -> str:
 def is_outside(lay: Layout, entry: StateTensor, device: torch.device, memory: str) -> bool:
     """Whether a state tensor lies outside the device's own memory.
 
-    Scales, means and numbers never do: they are small, and kernels read them one by one, which is slow over a bus.
+    Scales, means and numbers never do: they are small, and kernels read them one by one,
+    which is slow over a bus.
     """
     size = math.prod(entry.local) * entry.dtype.itemsize
     outside = memory != "device" and device.type in _DEVICES

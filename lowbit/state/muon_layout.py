@@ -25,7 +25,9 @@ UPDATE = "bfloat16"  # the format in which the update is kept in between
 
 @dataclass(frozen=True)
 class MuonLayout(Layout):
-    """The layout of a matrix, or of a batch of matrices [n, rows, cols], whose momentum is orthogonalized."""
+    """The layout of a matrix, or of a batch of matrices [n, rows, cols],
+    whose momentum is orthogonalized.
+    """
 
     pieces: tuple[int, ...] = ()  # rows of the matrices that each of them is made of
     spread: sharding.Boxes | None = None  # if several ranks have parts of each matrix
@@ -41,7 +43,9 @@ class MuonLayout(Layout):
 
     @property
     def auxiliary(self) -> list[StateTensor]:
-        """NorMuon's second moment: a number for each row of each matrix, on all ranks that have a part of the row."""
+        """NorMuon's second moment: a number for each row of each matrix,
+        on all ranks that have a part of the row.
+        """
         if not self.row_moments:
             return []
         part, dims = self.part, tuple(range(len(self.part.shape) - 1))
@@ -104,8 +108,8 @@ def refuse_flat(p: Any, what: str) -> None:
     """
     if isinstance(p, sharding.FlatShard) or sharding.is_flat(p):
         raise ValueError(
-            f"{what} lies in flat shards, such as those of FSDP1 (FullyShardedDataParallel), and Muon needs whole matrices; use fully_shard, "
-            "or lowbit.AdamW for it"
+            f"{what} lies in flat shards, such as those of FSDP1 (FullyShardedDataParallel), and "
+            "Muon needs whole matrices; use fully_shard, or lowbit.AdamW for it"
         )
 
 
@@ -113,14 +117,17 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     """The layout of a parameter that Muon steps.
 
     Raises:
-        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or state cannot follow its sharding.
+        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or
+            state cannot follow its sharding.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
     refuse_flat(p, what)
     if p.dim() not in (2, 3):
         raise ValueError(
-            f"{what} has the shape {tuple(p.shape)}, and Muon only supports matrices and batches of them, [n, rows, columns]; use "
-            "lowbit.MuonWithAdamW(lowbit.muon_param_groups(model)), which steps all others by AdamW"
+            f"{what} has the shape {tuple(p.shape)}, and Muon only supports matrices and batches "
+            "of them, [n, rows, columns]; use "
+            "lowbit.MuonWithAdamW(lowbit.muon_param_groups(model)), "
+            "which steps all others by AdamW"
         )
     pieces = muon.pieces(group["split"], tuple(p.shape), name, index, what)
     base = layout.layout_of(MOMENTUM, group, p, name, index, _places(p, what))
@@ -133,7 +140,8 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
 
 
 def _places(p: Any, what: str) -> Iterator[sharding.Home | None]:
-    """Where state may lie: the home of whole matrices if columns of a batch are sharded, or if codes cannot be cut where rows are.
+    """Where state may lie: the home of whole matrices if columns of a batch are sharded, or if
+    codes cannot be cut where rows are.
 
     Raises:
         ValueError: columns are sharded, and rows as well.
@@ -146,7 +154,8 @@ def _places(p: Any, what: str) -> Iterator[sharding.Home | None]:
     home = next(homes, None)
     if home is None:
         raise ValueError(
-            f"{what} of shape {tuple(p.shape)} is sharded by {tuple(p.placements)} over {tuple(p.device_mesh.shape)}; Muon takes dimension 2 alone or "
-            "with dimension 0, or dimensions 0 and 1: shard its rows in place of its columns, or use AdamW for it"
+            f"{what} of shape {tuple(p.shape)} is sharded by {tuple(p.placements)} over "
+            f"{tuple(p.device_mesh.shape)}; Muon takes dimension 2 alone or with dimension 0, or "
+            "dimensions 0 and 1: shard its rows in place of its columns, or use AdamW for it"
         )
     yield home

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 DEVICES = ("cpu", "cuda", "meta")  # where operators run, and where weights have no values yet
-EXPANDED = "of shape {} is an expanded view, in which several elements share memory; step the tensor that it was expanded from"
+EXPANDED = (
+    "of shape {} is an expanded view, in which several elements share memory; step the tensor that "
+    "it was expanded from"
+)
 
 
 def check_place(p: Tensor, value: Tensor, what: str) -> None:
@@ -19,7 +22,8 @@ def check_place(p: Tensor, value: Tensor, what: str) -> None:
         return
     if value.device.type not in DEVICES:
         raise ValueError(
-            f"{what} is on {value.device}, which lowbit's operators do not serve: move the model to the CPU or to a GPU of CUDA before the optimizer is built"
+            f"{what} is on {value.device}, which lowbit's operators do not serve: move the model "
+            "to the CPU or to a GPU of CUDA before the optimizer is built"
         )
     if overlaps(value):
         raise ValueError(f"{what} {EXPANDED.format(tuple(value.shape))}")

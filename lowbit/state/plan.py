@@ -1,4 +1,6 @@
-"""The plan: one row per parameter, which tells an operator how its state is laid out (csrc/policy/plan.h)."""
+"""The plan: one row per parameter,
+which tells an operator how its state is laid out (csrc/policy/plan.h).
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ from lowbit.state.slot import Slot
 
 
 def row(part: sharding.Part, slots: Sequence[Slot], factored: bool, param_format: str) -> list[int]:
-    """One parameter's row but for its stream: the part of it here, its slots and its parameter format.
+    """One parameter's row but for its stream: the part of it here,
+    its slots and its parameter format.
 
     Args:
         factored: some moment is kept as row and column means.

@@ -1,4 +1,6 @@
-"""Conversion between float32 values and state tensors, for fresh and loaded state; steps do it in the kernels."""
+"""Conversion between float32 values and state tensors, for fresh and loaded state;
+steps do it in the kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,8 @@ from lowbit.state.slot import Slot
 
 
 def quantize_slot(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
-    """The tensors of `slot.entries(lay.part)` for float32 `values` in the parameter's local shape. With cross-tile scales every rank with a part
-    must call this at once: the maxima are reduced."""
+    """The tensors of `slot.entries(lay.part)` for float32 `values` in the parameter's local shape.
+    With cross-tile scales every rank with a part must call this at once: the maxima are reduced."""
     if not slot.coded:
         return [values.to(getattr(torch, ops.state_format(slot.format)["dtype"]))]
     matrix = values.reshape(lay.part.rows, lay.part.cols).contiguous()
@@ -30,8 +32,9 @@ def quantize_slot(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
 def quantize_decoded(values: Tensor, slot: Slot) -> list[Tensor]:
     """The codes and scales that dequantized blocks came from, as far as the values determine them.
 
-    Quantizing mostly restores the same codes. It does not if a block's extreme is the map's lowest value and that is
-    not -1 (bitsandbytes' signed dynamic maps); such a block gets a scale with which the codes mean the same values.
+    Quantizing mostly restores the same codes. It does not if a block's extreme is the map's lowest
+    value and that is not -1 (bitsandbytes' signed dynamic maps); such a block gets a scale with
+    which the codes mean the same values.
 
     Args:
         values: float32 [rows, cols], dequantized.
@@ -69,7 +72,12 @@ def quantize_decoded(values: Tensor, slot: Slot) -> list[Tensor]:
 def _same(a: Tensor, b: Tensor, block: int, width: int) -> Tensor:
     """Whether each block of the rows is equal: bool [rows, blocks]."""
     pad = (0, width * block - a.shape[1])
-    return torch.nn.functional.pad((a == b).float(), pad, value=1.0).reshape(len(a), width, block).amin(2) > 0  # fmt: skip
+    return (
+        torch.nn.functional.pad((a == b).float(), pad, value=1.0)
+        .reshape(len(a), width, block)
+        .amin(2)
+        > 0
+    )
 
 
 @functools.cache
@@ -103,7 +111,9 @@ def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> l
 
 
 def dequantize_slot(tensors: Sequence[Tensor], lay: Layout, slot: Slot) -> Tensor:
-    """Float32 values in the parameter's local shape, from the tensors of `slot.entries(lay.part)`."""
+    """Float32 values in the parameter's local shape, from the tensors of
+    `slot.entries(lay.part)`.
+    """
     first = tensors[0].contiguous()
     if not slot.coded:
         return first.to(torch.float32)

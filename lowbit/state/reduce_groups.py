@@ -30,7 +30,8 @@ def reduce_groups(lay: Layout) -> ReduceGroups:
     scales = {slot.scale for slot in lay.slots if slot.cross_tile}
     if "tensor" in scales and len(scales) > 1:
         raise ValueError(
-            "scale='tensor' for one state of a sharded parameter and another cross-tile scale for the next is not supported; use scale='tensor' for both, or for none"
+            "scale='tensor' for one state of a sharded parameter and another cross-tile scale for "
+            "the next is not supported; use scale='tensor' for both, or for none"
         )
     return ReduceGroups(
         totals=tuple(group for _, group in cuts),

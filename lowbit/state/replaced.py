@@ -17,7 +17,8 @@ def replaced(opt: Any, here: set[Tensor]) -> list[Tensor]:
         here: the parameters that are.
 
     Raises:
-        RuntimeError: one of them had been stepped, or they became flat partitions that are not bound.
+        RuntimeError: one of them had been stepped,
+            or they became flat partitions that are not bound.
     """
     gone = [p for p in opt.state if isinstance(p, Tensor) and p not in here]
     if not any(p.requires_grad and not opt.state.get(p) for p in here):
@@ -25,15 +26,18 @@ def replaced(opt: Any, here: set[Tensor]) -> list[Tensor]:
     unbound = [q for q in here if q not in opt.flat_shards]
     if unbound and all(map(_is_vector, here)) and any(p.dim() > 1 for p in gone):
         raise RuntimeError(
-            "the optimizer's groups hold flat partitions in place of its parameters, as DeepSpeed's ZeRO (stages 1, 2 and 3) sets them: float32 vectors "
-            "of many parameters each, which hide the shapes and names that the layout of state needs. Call "
-            "lowbit.integrations.deepspeed.bind(engine) after deepspeed.initialize, or lowbit.flat.bind for partitions of another library"
+            "the optimizer's groups hold flat partitions in place of its parameters, as "
+            "DeepSpeed's ZeRO (stages 1, 2 and 3) sets them: float32 vectors of many parameters "
+            "each, which hide the shapes and names that the layout of state needs. Call "
+            "lowbit.integrations.deepspeed.bind(engine) after deepspeed.initialize, or "
+            "lowbit.flat.bind for partitions of another library"
         )
     for p in gone:
         if steps_of(opt.state[p]) > 0:
             raise RuntimeError(
-                f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups after it had been stepped, and its state cannot "
-                "follow; wrap or shard the model first, then load the checkpoint"
+                f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups "
+                "after it had been stepped, and its state cannot follow; wrap or shard the model "
+                "first, then load the checkpoint"
             )
     return gone
 

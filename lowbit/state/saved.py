@@ -66,12 +66,17 @@ class SavedTensor:
 def _saved_tensor(
     value: Tensor | LazyTensor, p: Tensor, entry: StateTensor, what: str
 ) -> SavedTensor:
-    """The saved value and its local part. Raises ValueError if the value has neither the global nor the local shape."""
+    """The saved value and its local part.
+    Raises ValueError if the value has neither the global nor the local shape.
+    """
     shape = tuple(value.shape)
     here = not isinstance(value, LazyTensor) and shape == entry.local
     if shape != entry.shape and not here:
         raise ValueError(
-            f"{what} has the shape {shape}, which is neither the whole {entry.shape} nor this rank's part {entry.local}"
+            (
+                f"{what} has the shape {shape}, which is neither the whole {entry.shape} nor this "
+                f"rank's part {entry.local}"
+            )
             if sharding.is_sharded(p)
             else f"{what} has the local shape {shape}, expected {entry.local}"
         )
@@ -81,9 +86,13 @@ def _saved_tensor(
 def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """torch's state under this library's names.
 
-    torch's SGD and Muon count no steps, and its Adafactor's means have as many dimensions as the parameter.
+    torch's SGD and Muon count no steps,
+    and its Adafactor's means have as many dimensions as the parameter.
     """
-    if lay.rule.removeprefix("cautious_") in ("sgd", "sgd_momentum", "muon_momentum") and "step" not in saved:  # fmt: skip
+    if (
+        lay.rule.removeprefix("cautious_") in ("sgd", "sgd_momentum", "muon_momentum")
+        and "step" not in saved
+    ):
         buffer = saved.get("momentum_buffer")
         if buffer is None:  # SGD before its first step
             return {
@@ -103,7 +112,8 @@ def find_saved(
     """The local parts of `entries` if the saved state has them in this very format, else None.
 
     Args:
-        cast: the key of a full-precision moment, which is converted if it has another float dtype; "" for none.
+        cast: the key of a full-precision moment, which is converted if it has another float dtype;
+            "" for none.
 
     Raises:
         ValueError: a saved tensor has another dtype, or a shape that does not fit.
@@ -119,8 +129,8 @@ def find_saved(
             if any(mark in saved for mark in PEERS):
                 raise unknown(saved, key, f"{entry.key} is {value.dtype}, not {entry.dtype}")
             raise ValueError(
-                f"{what} is {value.dtype}, not {entry.dtype}: the program that wrote or loaded the values cast them, "
-                "and they cannot be recovered; save again without the cast"
+                f"{what} is {value.dtype}, not {entry.dtype}: the program that wrote or loaded the "
+                "values cast them, and they cannot be recovered; save again without the cast"
             )
         out.append(_saved_tensor(value, p, entry, what))
     return out
@@ -129,7 +139,8 @@ def find_saved(
 def find_source(
     p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any
 ) -> tuple[Slot, list[SavedTensor]]:
-    """The saved format of a slot and its tensors: a full-precision or quantized moment of any known format.
+    """The saved format of a slot and its tensors: a full-precision or quantized moment of any known
+    format.
 
     Raises:
         ValueError: the saved state has no such moment, or it has a wrong shape.
@@ -148,7 +159,8 @@ def find_source(
                 what, e = f"state[{key!r}][{source.key!r}]", entries[0]
                 if not sharding.is_sharded(p) and tuple(first.shape) != e.shape:
                     raise ValueError(
-                        f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating point {e.shape}"
+                        f"{what} is {first.dtype} {tuple(first.shape)} here, expected floating "
+                        f"point {e.shape}"
                     )
                 return source, [_saved_tensor(first, p, e, what)]
             kept = find_saved(p, entries, saved, key)
@@ -160,7 +172,9 @@ def find_source(
 def _ways(
     name: str, info: Mapping[str, Any], lay: Layout, saved: Mapping[str, Any]
 ) -> Iterator[Slot]:
-    """The slots in which saved state may keep a moment of a format. The number of scales gives the block length."""
+    """The slots in which saved state may keep a moment of a format.
+    The number of scales gives the block length.
+    """
     if not info["scaled"]:
         yield Slot(name, info["name"])
         return
@@ -181,10 +195,17 @@ def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = 
     peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
     origin = f"; it looks like the state of {peer}" if peer else ""
     if peer in _READ and not is_lazy(saved):  # a lazy one came through load_optimizer already
-        advice = "Save it with torch.save, whole, and call lowbit.load_optimizer(opt, path), which reads it"
+        advice = (
+            "Save it with torch.save, whole, and call lowbit.load_optimizer(opt, "
+            "path), which reads it"
+        )
     else:
-        advice = "Load it with the program that wrote it and save its moments in float32, or start with fresh state"
+        advice = (
+            "Load it with the program that wrote it and save its moments "
+            "in float32, or start with fresh state"
+        )
     return ValueError(
-        f"state[{key!r}] is not a layout that can be loaded: {reason}{origin}. It holds {sorted(map(str, saved))}. Known are torch's Adam and AdamW "
-        f"(step, exp_avg, exp_avg_sq) and lowbit's own. {advice}"
+        f"state[{key!r}] is not a layout that can be loaded: {reason}{origin}. It holds "
+        f"{sorted(map(str, saved))}. Known are torch's Adam and AdamW (step, exp_avg, exp_avg_sq) "
+        f"and lowbit's own. {advice}"
     )

@@ -1,4 +1,6 @@
-"""The settings of parameter groups: checked where they are given, and those that a state dict has."""
+"""The settings of parameter groups: checked where they are given,
+and those that a state dict has.
+"""
 
 from __future__ import annotations
 
@@ -24,10 +26,12 @@ _UNCHECKED: Mapping[str, Any] = {
 
 
 def check_added(opt: Any, group: Mapping[str, Any]) -> None:
-    """Raises what `opt.check_options` does for a group that is added, beside the optimizer's own options.
+    """Raises what `opt.check_options` does for a group that is added,
+    beside the optimizer's own options.
 
-    A copy of a live group is what a schedule made of it, and is not asked. Nor is a rate that the group does not give, that another group has, or that
-    a schedule wrote: it leaves `initial_lr` beside it.
+    A copy of a live group is what a schedule made of it, and is not asked. Nor is a rate that the
+    group does not give, that another group has, or that a schedule wrote: it leaves `initial_lr`
+    beside it.
     """
     live = opt.param_groups
     if any(
@@ -50,8 +54,9 @@ def check_added(opt: Any, group: Mapping[str, Any]) -> None:
 def check_loaded(opt: Any, number: int, loaded: Mapping[str, Any]) -> None:
     """Raises TypeError or ValueError if a group would get what is no setting of this optimizer.
 
-    That is no number where one is asked, another number of betas, a word that is none of its own. Ranges are not
-    checked, nor how settings go together: schedules write a rate a little below 0, or no momentum beside `nesterov`.
+    That is no number where one is asked, another number of betas, a word that is none of its own.
+    Ranges are not checked, nor how settings go together: schedules write a rate a little below 0,
+    or no momentum beside `nesterov`.
 
     Args:
         number: of the group.
@@ -60,7 +65,8 @@ def check_loaded(opt: Any, number: int, loaded: Mapping[str, Any]) -> None:
     error = _no_setting(opt, loaded)
     if error is not None:
         raise type(error)(
-            f"group {number} of the state dict has a setting that {type(opt).__name__} does not take: {error}. Put this optimizer's own in its place: "
+            f"group {number} of the state dict has a setting that {type(opt).__name__} does not "
+            f"take: {error}. Put this optimizer's own in its place: "
             "opt.state_dict()['param_groups']"
         ) from None
 
@@ -74,7 +80,8 @@ def _no_setting(opt: Any, loaded: Mapping[str, Any]) -> Exception | None:
         return error
     if _refusal(opt, {**opt.defaults, **loaded, **_UNCHECKED}) is None:
         return None
-    # Something is out of range, or is no setting: each is asked about alone, beside the optimizer's own.
+    # Something is out of range, or is no setting: each is asked about alone,
+    # beside the optimizer's own.
     structure = {key: loaded[key] for key in STRUCTURE if key in loaded}
     own = {**opt.defaults, **structure, **_UNCHECKED}
     before = str(_refusal(opt, own))  # of a default that is a tensor, in which something wrote
@@ -116,7 +123,9 @@ def _plain(value: Any, default: Any) -> Any:
 
 
 def _alike(value: Any, default: Any) -> bool:
-    """Whether a value that is out of range is a number, or as many numbers as the default: it is a setting nevertheless."""
+    """Whether a value that is out of range is a number,
+    or as many numbers as the default: it is a setting nevertheless.
+    """
     if isinstance(value, Sequence) and not isinstance(value, str):
         many = isinstance(default, Sequence) and len(default) == len(value)
         return many and all(one is None or isinstance(one, Real) for one in value)
@@ -124,9 +133,13 @@ def _alike(value: Any, default: Any) -> bool:
 
 
 def agreed(
-    number: int, group: Mapping[str, Any], sources: Sequence[Mapping[str, Any]], keys: Sequence[str] | None = None
-) -> dict[str, Any]:  # fmt: skip
-    """The settings that a group takes over from the saved groups of its parameters: those in which they agree. The others it keeps, with a warning.
+    number: int,
+    group: Mapping[str, Any],
+    sources: Sequence[Mapping[str, Any]],
+    keys: Sequence[str] | None = None,
+) -> dict[str, Any]:
+    """The settings that a group takes over from the saved groups of its parameters: those in which
+    they agree. The others it keeps, with a warning.
 
     Args:
         number: of the group, for the warning.
@@ -149,17 +162,22 @@ def agreed(
                 if not any(_same(value, before) for before in said):
                     said.append(value)
             warnings.warn(
-                f"group {number} has parameters of {len(distinct)} groups of the checkpoint, which differ in {key} "
-                f"({', '.join(map(repr, said))}): it keeps its own, {group[key]!r}",
+                f"group {number} has parameters of {len(distinct)} groups of the checkpoint, "
+                f"which differ in {key} ({', '.join(map(repr, said))}): it keeps its own, "
+                f"{group[key]!r}",
                 stacklevel=outside(),
             )
     return made
 
 
 def settings_by_name(
-    saved: Sequence[Mapping[str, Any]], names: Sequence[Sequence[str]], optional: set[str], named: bool
-) -> list[dict[str, Any]]:  # fmt: skip
-    """The saved settings of each group: those of the saved groups that have its parameters, which the names decide alike on every rank.
+    saved: Sequence[Mapping[str, Any]],
+    names: Sequence[Sequence[str]],
+    optional: set[str],
+    named: bool,
+) -> list[dict[str, Any]]:
+    """The saved settings of each group: those of the saved groups that have its parameters, which
+    the names decide alike on every rank.
 
     Args:
         saved: groups, whose `params` are names.
@@ -172,14 +190,16 @@ def settings_by_name(
     for number, (own, at) in enumerate(zip(names, saved, strict=True)):
         if not named and [*own] != [*map(str, at["params"])]:
             raise ValueError(
-                f"group {number} of the state dict has {some(at['params'])} and here {some(own)}: the parameters here have no names, and those of "
-                "stages of a pipeline have the same numbers; build both optimizers from model.named_parameters(), and save anew"
+                f"group {number} of the state dict has {some(at['params'])} and here {some(own)}: "
+                "the parameters here have no names, and those of stages of a pipeline have the "
+                "same numbers; build both optimizers from model.named_parameters(), and save anew"
             )
         if lacking := [name for name in own if name not in source and name not in optional]:
             raise ValueError(
-                f"no group of the state dict has {lacking[0]!r}, of group {number} here; they have {some(source)}. torch.distributed.checkpoint "
-                "keeps one rank's param_groups where ranks save different parameters, as stages of a pipeline. Load the state alone, and pass this "
-                "optimizer's own groups: get_state_dict(opt)['param_groups']"
+                f"no group of the state dict has {lacking[0]!r}, of group {number} here; they have "
+                f"{some(source)}. torch.distributed.checkpoint keeps one rank's param_groups where "
+                "ranks save different parameters, as stages of a pipeline. Load the state alone, "
+                "and pass this optimizer's own groups: get_state_dict(opt)['param_groups']"
             )
         of = {name: source[name] for name in own if name in source}
         distinct = list({id(group): group for group in of.values()}.values())
@@ -192,9 +212,11 @@ def settings_by_name(
                 for name, group in of.items():
                     said.setdefault(repr(group.get(key)), name)
                 raise ValueError(
-                    f"group {number} has parameters of {len(distinct)} groups of the state dict, which differ in {key} "
-                    f"({', '.join(f'{value} for {name!r}' for value, name in said.items())}): build the groups that were saved, or pass this "
-                    "optimizer's own: get_state_dict(opt)['param_groups']"
+                    f"group {number} has parameters of {len(distinct)} groups of the state dict, "
+                    f"which differ in {key} "
+                    f"({', '.join(f'{value} for {name!r}' for value, name in said.items())}): "
+                    "build the groups that were saved, or pass this optimizer's own: "
+                    "get_state_dict(opt)['param_groups']"
                 )
         settings.pop("param_names", None)
         made.append(settings)

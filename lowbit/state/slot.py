@@ -1,4 +1,6 @@
-"""The tensors of one optimizer state: its codes and scales, their shapes, and the keys they are saved under (docs/formats.md)."""
+"""The tensors of one optimizer state: its codes and scales, their shapes, and the keys they are
+saved under (docs/formats.md).
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Slot:
 
     @property
     def key(self) -> str:
-        """The state key. It contains the format, because DCP compares no dtypes: one key must mean one thing."""
+        """The state key. It contains the format,
+        because DCP compares no dtypes: one key must mean one thing.
+        """
         return self.name if self.format == "float32" else f"{self.name}_{self.format}"
 
     def codes(self, cols: int) -> int:
@@ -77,9 +81,13 @@ class Slot:
 
         def matrix(key: str, dtype: torch.dtype, width: Callable[[int], int]) -> StateTensor:
             return StateTensor(
-                key, dtype, (part.global_rows, width(part.global_cols)), (part.rows, width(part.cols)),
-                (part.row_offset, width(part.col_offset)), (0, 1),
-            )  # fmt: skip
+                key,
+                dtype,
+                (part.global_rows, width(part.global_cols)),
+                (part.rows, width(part.cols)),
+                (part.row_offset, width(part.col_offset)),
+                (0, 1),
+            )
 
         entries = [matrix(self.key, dtype, self.codes)]
         if self.scale == "block":
@@ -96,7 +104,10 @@ class Slot:
         if self.scale == "tensor":
             return [*entries, StateTensor(name, f32, (1,), (1,), (0,), ())]
         if self.scale == "column":
-            return [*entries, StateTensor(name, f32, (part.global_cols,), (part.cols,), (part.col_offset,), (1,))]  # fmt: skip
+            return [
+                *entries,
+                StateTensor(name, f32, (part.global_cols,), (part.cols,), (part.col_offset,), (1,)),
+            ]
         return entries + [
             StateTensor(
                 f"{name}_{d}", f32, (part.shape[d],), (part.local[d],), (part.offset[d],), (d,)

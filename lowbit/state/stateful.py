@@ -35,12 +35,14 @@ class Member(NamedTuple):
 class StatefulOptimizer(Optimizer):
     """The base of an optimizer that keeps state; `LowbitOptimizer` steps with it.
 
-    State is plain tensors, or DTensors placed like a DTensor parameter; docs/formats.md lists the keys. It is created
-    at construction for every parameter that requires a gradient, and in the step for any other that has one.
-    `defaults` come from `lowbit.config.arguments.shared`, and `check_options` checks them.
+    State is plain tensors, or DTensors placed like a DTensor parameter; docs/formats.md lists the
+    keys. It is created at construction for every parameter that requires a gradient, and in the
+    step for any other that has one. `defaults` come from `lowbit.config.arguments.shared`, and
+    `check_options` checks them.
 
-    Other rooms read and change state by `members`, `laid_out`, `state_of` and the other methods without an underscore
-    that torch does not have. They are no part of the API: users need none of them.
+    Other rooms read and change state by `members`, `laid_out`, `state_of` and the other methods
+    without an underscore that torch does not have. They are no part of the API: users need none of
+    them.
     """
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
@@ -53,7 +55,8 @@ class StatefulOptimizer(Optimizer):
         ] = []  # names as another program groups and numbers them
         self._laid_out_for: Any = None
         self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
-        # Group number -> (its parameters' names, all names it came with), for groups that are part of another.
+        # Group number -> (its parameters' names, all names it came with),
+        # for groups that are part of another.
         self._subset_names: dict[int, tuple[list[str], list[str]]] = {}
         self._ready = False
         self.warned: set[str] = set()  # what is said once
@@ -78,10 +81,12 @@ class StatefulOptimizer(Optimizer):
     ] = ()  # group entries that the rule depends on and that may change between steps
 
     def check_options(self, group: Mapping[str, Any]) -> None:
-        """Checks all options of a group, or of the optimizer itself, so that a bad one fails here and not in a step.
+        """Checks all options of a group, or of the optimizer itself,
+        so that a bad one fails here and not in a step.
 
         Raises:
-            TypeError, ValueError, RuntimeError: with torch's messages, where torch checks an option.
+            TypeError, ValueError, RuntimeError: with torch's messages,
+                where torch checks an option.
         """
         arguments.check_shared(group)
 
@@ -131,8 +136,9 @@ class StatefulOptimizer(Optimizer):
             for key in now if known is group else ():
                 if now[key] != before[key]:
                     raise ValueError(
-                        f"group {number} has {key}={now[key]!r}, but its state was laid out for {before[key]!r}: build another optimizer with it and load "
-                        "this one's state dict into that"
+                        f"group {number} has {key}={now[key]!r}, but its state was laid out for "
+                        f"{before[key]!r}: build another optimizer with it and load this one's "
+                        "state dict into that"
                     )
             self._structure[id(group)] = (group, now)
 
@@ -148,7 +154,8 @@ class StatefulOptimizer(Optimizer):
 
         Raises:
             TypeError, ValueError: as in the constructor.
-            ValueError: the numbers of `param_names` and parameters differ, and which name belongs to which is unknown.
+            ValueError: the numbers of `param_names` and parameters differ,
+                and which name belongs to which is unknown.
         """
         if isinstance(param_group, dict):
             arguments.check_params(type(self).__name__, param_group.get("params"))
@@ -169,10 +176,12 @@ class StatefulOptimizer(Optimizer):
                 raise
 
     def _take_names(self, param_group: dict[str, Any]) -> None:
-        """Stores the names of a group that is part of a group of `lowbit.param_groups`, with the whole group's names.
+        """Stores the names of a group that is part of a group of `lowbit.param_groups`,
+        with the whole group's names.
 
-        ZeroRedundancyOptimizer copies group entries between this optimizer and the whole one. A part's names are
-        therefore no group entry: the whole optimizer and its state dicts keep their own.
+        ZeroRedundancyOptimizer copies group entries between this optimizer and the whole one. A
+        part's names are therefore no group entry: the whole optimizer and its state dicts keep
+        their own.
         """
         names, params = param_group.get("param_names"), param_group["params"]
         if names is None or not isinstance(params, list):
@@ -182,8 +191,10 @@ class StatefulOptimizer(Optimizer):
         known = overrides.names_of_subset(params, names)
         if known is None and len(names) != len(params):
             raise ValueError(
-                f"a parameter group has the names of {len(names)} parameters for {len(params)}, and it is not known which name is whose. Give a wrapper "
-                "that hands over parts of groups, such as ZeroRedundancyOptimizer, those of lowbit.param_groups(model), or groups without param_names"
+                f"a parameter group has the names of {len(names)} parameters for {len(params)}, "
+                "and it is not known which name is whose. Give a wrapper that hands over parts of "
+                "groups, such as ZeroRedundancyOptimizer, those of lowbit.param_groups(model), or "
+                "groups without param_names"
             )
         known = list(names) if known is None else known
         if not self._subset_names and known == list(names):
@@ -208,15 +219,18 @@ class StatefulOptimizer(Optimizer):
         return group if names is None else {**group, "param_names": list(names[0])}
 
     def _check_matched(self) -> None:
-        """Checks that the patterns of `overrides` and `full_precision` match a name; the latter's only warn, and once."""
+        """Checks that the patterns of `overrides` and `full_precision` match a name;
+        the latter's only warn, and once.
+        """
         named = {number: names for number, (_, names) in self._subset_names.items()}
         overrides.check_matched(self.param_groups, named, self.warned)
 
     def init_state(self) -> None:
-        """Creates missing state of every parameter that requires or has a gradient, empty shards included.
+        """Creates missing state of every parameter that requires or has a gradient,
+        empty shards included.
 
-        The constructor calls it. Parameters on the meta device wait for a later call, or for the first step: build the
-        optimizer before the weights exist, materialize them, then call this.
+        The constructor calls it. Parameters on the meta device wait for a later call, or for the
+        first step: build the optimizer before the weights exist, materialize them, then call this.
         """
         self._check_structure()
         self._laid_out_for = self._decided()
@@ -230,7 +244,9 @@ class StatefulOptimizer(Optimizer):
                     self.set_state_of(p, {**self.fresh_state(group, p, lay), **state})
 
     def _drop_replaced(self) -> None:
-        """Drops parameters that were replaced after construction, as Accelerate does when it shards."""
+        """Drops parameters that were replaced after construction,
+        as Accelerate does when it shards.
+        """
         here = {p for group in self.param_groups for p in group["params"]}
         for p in replaced(self, here):
             del self.state[p]
@@ -239,7 +255,9 @@ class StatefulOptimizer(Optimizer):
             self.lay_out_again()
 
     def whole_groups(self) -> contextlib.AbstractContextManager[None]:
-        """A context in which `param_groups` has all groups and tensors, even if something shows some of them."""
+        """A context in which `param_groups` has all groups and tensors,
+        even if something shows some of them.
+        """
         return (
             contextlib.nullcontext()
             if self._whole_groups is None
@@ -247,7 +265,9 @@ class StatefulOptimizer(Optimizer):
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """torch's state dict, with state for every parameter, including those that replaced others."""
+        """torch's state dict, with state for every parameter,
+        including those that replaced others.
+        """
         with self.whole_groups():  # DeepSpeed empties them between steps
             self.init_state()
             made = super().state_dict()
@@ -257,7 +277,9 @@ class StatefulOptimizer(Optimizer):
         return made
 
     def state_of(self, p: Any) -> dict[str, Any]:
-        """The state of a parameter or flat shard. A flattened parameter's state has an entry per original parameter."""
+        """The state of a parameter or flat shard.
+        A flattened parameter's state has an entry per original parameter.
+        """
         if not isinstance(p, sharding.FlatShard):
             return self.state.get(p, {})
         kept = self.state.get(p.owner, {})
@@ -286,7 +308,9 @@ class StatefulOptimizer(Optimizer):
     def bind_flat_shards(
         self, flat_shards: dict[Tensor, list[sharding.FlatShard]], by_parts: bool = False
     ) -> None:
-        """Binds flat shards to the original parameters; drops state with another layout, which no step has made yet."""
+        """Binds flat shards to the original parameters; drops state with another layout,
+        which no step has made yet.
+        """
         for p in cut_anew(self, flat_shards):
             self.state.pop(p, None)
         self._shown = None
@@ -294,9 +318,13 @@ class StatefulOptimizer(Optimizer):
         self._whole_groups = WholeGroups(self) if by_parts else None
         self.lay_out_again()
         bound = [
-            {**group, "param_names": [m.name for m in self.members() if m.group == number and m.name] or None}
+            {
+                **group,
+                "param_names": [m.name for m in self.members() if m.group == number and m.name]
+                or None,
+            }
             for number, group in enumerate(self.param_groups)
-        ]  # fmt: skip
+        ]
         overrides.check_matched(bound, warned=self.warned)
         self.init_state()
 
@@ -331,7 +359,9 @@ class StatefulOptimizer(Optimizer):
             yield group, p, self.layouts[p]
 
     def _found(self, p: Any, what: str) -> tuple[dict[str, Any], str | None, int]:
-        """The group, name and number of a parameter. Raises ValueError if it is none of this optimizer's."""
+        """The group, name and number of a parameter.
+        Raises ValueError if it is none of this optimizer's.
+        """
         index = 0
         for number, group in enumerate(self.param_groups):
             names = self.names_of(number)

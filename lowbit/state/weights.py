@@ -49,10 +49,11 @@ def store_weights(value: Tensor, lay: Layout, state: Mapping[str, Tensor], weigh
 
 
 def mix(p: Tensor, lay: Layout, state: Mapping[str, Tensor], slot: Slot, share: float) -> None:
-    """Sets a parameter's weights to (1 - share) weights + share * state, in double, rounded once to float32.
+    """Sets a parameter's weights to (1 - share) weights + share * state, in double,
+    rounded once to float32.
 
-    The weights are then rounded to the nearest, whatever the parameter's format: with `share` and with 1 - 1 / (1 -
-    share) in turn they come back, and do not wander off.
+    The weights are then rounded to the nearest, whatever the parameter's format: with `share` and
+    with 1 - 1 / (1 - share) in turn they come back, and do not wander off.
 
     Args:
         p: the parameter, or a flat shard.
@@ -84,7 +85,9 @@ def mix(p: Tensor, lay: Layout, state: Mapping[str, Tensor], slot: Slot, share: 
 def _mix_rows(
     value: Tensor, lay: Layout, state: Mapping[str, Tensor], other: Tensor, share: float
 ) -> None:
-    """`_mix` of some rows after the other, which in double take four times the memory of the weights."""
+    """`_mix` of some rows after the other,
+    which in double take four times the memory of the weights.
+    """
     part = lay.param_part
     at_once = max(1, _AT_ONCE // max(1, part.cols))
     key = lay.compensation.key if lay.compensation else None

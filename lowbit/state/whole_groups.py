@@ -1,4 +1,6 @@
-"""The groups of an optimizer to which something shows one group or one tensor at a time, as DeepSpeed's ZeRO does."""
+"""The groups of an optimizer to which something shows one group or one tensor at a time,
+as DeepSpeed's ZeRO does.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,8 @@ class WholeGroups:
         places = [place.get(id(group)) for group in shown]
         if None in places:
             raise RuntimeError(
-                f"{places.count(None)} of the {len(places)} parameter groups are none of those that were bound: bind again after replacing groups"
+                f"{places.count(None)} of the {len(places)} parameter groups are none of those "
+                "that were bound: bind again after replacing groups"
             )
         params = [group["params"] for group in shown]
         whole = opt.param_groups = [group for group, _ in self.groups]

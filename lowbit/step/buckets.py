@@ -1,4 +1,6 @@
-"""Parameters in buckets that step one after the other, so that a step holds copies of one bucket and not of the model."""
+"""Parameters in buckets that step one after the other,
+so that a step holds copies of one bucket and not of the model.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,8 @@ def buckets(members: Iterable[T], numel: Callable[[T], int]) -> Iterator[list[T]
     """The members in their order, in lists of at most BUCKET_NUMEL elements together.
 
     Args:
-        numel: the elements of one member, the same on every rank: the buckets' collectives must match.
+        numel: the elements of one member,
+            the same on every rank: the buckets' collectives must match.
     """
     bucket: list[T] = []
     held = 0
@@ -33,7 +36,9 @@ def buckets(members: Iterable[T], numel: Callable[[T], int]) -> Iterator[list[T]
 
 
 def numel_of_rank(lay: Layout) -> int:
-    """The elements of the rank that has most of them, which all ranks know: where experts are fewer than ranks, one rank has all of one."""
+    """The elements of the rank that has most of them, which all ranks know: where experts are fewer
+    than ranks, one rank has all of one.
+    """
     shape = list(lay.part.shape)
     for dim, group in lay.part.cuts:
         shape[dim] = -(-shape[dim] // group.size())

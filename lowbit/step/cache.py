@@ -1,4 +1,6 @@
-"""A cache that repeats the last step without inspecting parameters, as long as all objects are the same."""
+"""A cache that repeats the last step without inspecting parameters,
+as long as all objects are the same.
+"""
 
 from __future__ import annotations
 
@@ -22,10 +24,11 @@ _version = operator.attrgetter("_version")
 class StepCache:
     """The step groups of a step, ready to run again.
 
-    Inspecting a parameter (gradient, state, row of the plan) takes Python some 20 microseconds, more than a GPU needs
-    for tensors below a few megabytes. The cache compares identities and addresses in C, a small fraction of a
-    microsecond per parameter. Any changed object makes the step inspect everything again. Until then the cache keeps
-    the state alive, even if `opt.state` is emptied.
+    Inspecting a parameter (gradient, state, row of the plan) takes Python some 20 microseconds,
+    more than a GPU needs for tensors below a few megabytes. The cache compares identities and
+    addresses in C, a small fraction of a microsecond per parameter. Any changed object makes the
+    step inspect everything again. Until then the cache keeps the state alive, even if `opt.state`
+    is emptied.
     """
 
     def __init__(
@@ -40,8 +43,8 @@ class StepCache:
             groups: the optimizer's.
             state: the optimizer's.
             step_groups: of the step.
-            visitors: the parameters whose state lies elsewhere, with the numbers of their groups, which a repeated step
-                inspects.
+            visitors: the parameters whose state lies elsewhere, with the numbers of their groups,
+                which a repeated step inspects.
         """
         self.visitors = visitors
         # Ranks that lack a gradient give zeros of the dtype that was told when ranks last agreed.
@@ -84,7 +87,9 @@ class StepCache:
         )
 
     def take(self, groups: Sequence[Mapping[str, Any]], state: Mapping[Any, Any]) -> bool:
-        """Takes the current gradients. Returns False if any object has changed since the last step."""
+        """Takes the current gradients. Returns False if any object has changed since the last
+        step.
+        """
         return (
             len(groups) == len(self.groups)
             and all(
@@ -105,7 +110,9 @@ class StepCache:
         )
 
     def bind(self, options: Callable[[StepGroup], tuple[list[float], dict[str, Any]]]) -> None:
-        """Sets every step group's call; `options` returns its hyperparameters and the operator's keywords."""
+        """Sets every step group's call; `options` returns its hyperparameters and the operator's
+        keywords.
+        """
         for step_group, number in zip(self.step_groups, self.ids, strict=True):
             hyper, keywords = options(step_group)
             step_group.bind_prepared(number, hyper, **keywords)
@@ -126,7 +133,9 @@ def _discard(ids: Iterable[int]) -> None:
 
 
 def _watchable(stream: Tensor) -> bool:
-    """Whether a repeated step can see that a stream changes: by its value on the CPU, by its version elsewhere."""
+    """Whether a repeated step can see that a stream changes: by its value on the CPU,
+    by its version elsewhere.
+    """
     return not stream.is_cpu or (stream.dtype == torch.int64 and stream.numel() == 1)
 
 

@@ -1,8 +1,9 @@
-"""What ranks agree on in a step about flat shards of one parameter: sums and maxima of what they share, and who steps at all.
+"""What ranks agree on in a step about flat shards of one parameter: sums and maxima of what they
+share, and who steps at all.
 
-Every original parameter on several ranks has places for its shared numbers in a vector. The vector has the same
-length on all ranks, whichever gradients exist and whichever shards are empty. Each phase reduces its vectors, and
-every shard reads its numbers from them.
+Every original parameter on several ranks has places for its shared numbers in a vector. The vector
+has the same length on all ranks, whichever gradients exist and whichever shards are empty. Each
+phase reduces its vectors, and every shard reads its numbers from them.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from lowbit.step.group import StepGroup
 
 
 class _Place(NamedTuple):
-    """Where the shared numbers of one tensor of the workspace lie, in it and in the vector that ranks reduce."""
+    """Where the shared numbers of one tensor of the workspace lie,
+    in it and in the vector that ranks reduce.
+    """
 
     group: Any  # process group
     operation: str  # "sum" or "max"
@@ -35,13 +38,20 @@ def _regions(lay: Layout, phase: int) -> list[ops.Region]:
 
 
 class FlatShardReducer:
-    """The flat shards of an optimizer, in the same order on all ranks, and what they reduce in a step."""
+    """The flat shards of an optimizer, in the same order on all ranks,
+    and what they reduce in a step.
+    """
 
     def __init__(self, flat_shards: Sequence[tuple[sharding.FlatShard, Layout]]) -> None:
-        self.flat_shards = [(p, lay) for p, lay in flat_shards if len(p.holding_ranks) > 1 or len(p.holding_ranks) < p.flat.ranks]  # fmt: skip
+        self.flat_shards = [
+            (p, lay)
+            for p, lay in flat_shards
+            if len(p.holding_ranks) > 1 or len(p.holding_ranks) < p.flat.ranks
+        ]
         self._stepping: set[sharding.FlatShard] = set()
         self._stepped: set[sharding.FlatShard] = set()
-        # By phase: flat shard -> the first place of its numbers in the vector, and the vectors' sizes.
+        # By phase: flat shard -> the first place of its numbers in the vector,
+        # and the vectors' sizes.
         self.begins: list[dict[sharding.FlatShard, int]] = []
         self.sizes: list[dict[tuple[Any, str], int]] = []
         self.flags = [p for p, _ in self.flat_shards if len(p.holding_ranks) < p.flat.ranks]
@@ -55,7 +65,7 @@ class FlatShardReducer:
                 if len(p.holding_ranks) > 1 and phase < self._phases(p, lay):
                     key = (p.flat.group, "sum" if phase < lay.rounds else "max")
                     begins[p] = sizes.get(key, 0)
-                    sizes[key] = begins[p] + sum(self._shared(p, r) for r in _regions(lay, phase))  # fmt: skip
+                    sizes[key] = begins[p] + sum(self._shared(p, r) for r in _regions(lay, phase))
             for p in self.flags if phase == 0 else ():
                 key = (p.flat.group, "max")
                 sizes[key] = sizes.get(key, 0) + 1
@@ -140,7 +150,9 @@ class FlatShardReducer:
 
 
 def _shared_rows(p: sharding.FlatShard, region: ops.Region, lay: Layout) -> list[tuple[int, int]]:
-    """The shared rows of a region on this rank: (number in the workspace, number among the rows that are cut)."""
+    """The shared rows of a region on this rank: (number in the workspace, number among the rows
+    that are cut).
+    """
     if region.rows == "none":
         return [(0, 0)]
     rows, mine = p.cut_rows, range(*p.rows[p.flat.rank])

@@ -16,12 +16,15 @@ from lowbit.state.plan import plan_tensor
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.step.numbers import capturing
 
-# A prepared step keeps a workspace up to this size. Beside a larger one, writing the table of jobs again takes no time.
+# A prepared step keeps a workspace up to this size. Beside a larger one,
+# writing the table of jobs again takes no time.
 KEPT_WORKSPACE = 128 << 20  # bytes
 
 
 class StepGroup:
-    """The operator's arguments for parameters of one group and device that have the same rule and reductions."""
+    """The operator's arguments for parameters of one group and device that have the same rule and
+    reductions.
+    """
 
     def __init__(self, group: dict[str, Any], lay: Layout) -> None:
         self.group, self.rule, self.phases = group, lay.rule, lay.phases
@@ -66,8 +69,16 @@ class StepGroup:
         """Sets the operator call: `table` is the plan, `options` are keywords of `ops.step`."""
         self.table = table
         self.call = functools.partial(
-            ops.step, self.rule, self.params, self.grads, self.state, self.steps, table, hyper, **options
-        )  # fmt: skip
+            ops.step,
+            self.rule,
+            self.params,
+            self.grads,
+            self.state,
+            self.steps,
+            table,
+            hyper,
+            **options,
+        )
 
     def prepare(self, streams: list[Tensor]) -> int:
         """Passes everything to the operator, for `bind_prepared`, and lets go of the gradients.
@@ -90,10 +101,12 @@ class StepGroup:
         self.call = functools.partial(ops.step_prepared, number, hyper, self.phases, **options)
 
     def workspace(self) -> dict[str, Tensor]:
-        """The zeroed workspace of a step. A prepared step keeps it, so that the table of jobs, which points to it, stays as it is.
+        """The zeroed workspace of a step. A prepared step keeps it, so that the table of jobs,
+        which points to it, stays as it is.
 
-        A step in a CUDA graph has one of its own, because its replays may come when the optimizer has let go of this
-        one; so has a step on another stream, because memory belongs to the stream that it was allocated on.
+        A step in a CUDA graph has one of its own, because its replays may come when the optimizer
+        has let go of this one; so has a step on another stream, because memory belongs to the
+        stream that it was allocated on.
         """
         device = self.params[0].device
         if not self.prepared or capturing(device):
@@ -130,6 +143,8 @@ class StepGroup:
 
 
 def refuse_overlap(value: Tensor) -> None:
-    """Raises RuntimeError for an expanded view, before anything is written: one that was not to be trained at construction."""
+    """Raises RuntimeError for an expanded view,
+    before anything is written: one that was not to be trained at construction.
+    """
     if overlaps(value):
         raise RuntimeError(f"a parameter {EXPANDED.format(tuple(value.shape))}")

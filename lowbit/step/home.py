@@ -1,4 +1,6 @@
-"""Steps of parameters whose state lies elsewhere: weights and gradients go there, and the weights return."""
+"""Steps of parameters whose state lies elsewhere: weights and gradients go there,
+and the weights return.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +99,9 @@ def _run(
 
 
 def _buckets(visitors: Sequence[Visitor]) -> Iterator[list[Visitor]]:
-    """Parameters that step together: those on the same process groups, which agree on what has a gradient."""
+    """Parameters that step together: those on the same process groups,
+    which agree on what has a gradient.
+    """
     together: dict[Any, list[Visitor]] = {}
     for one in visitors:
         groups = tuple(group for _, group in one.lay.part.cuts)
@@ -109,7 +113,9 @@ def _buckets(visitors: Sequence[Visitor]) -> Iterator[list[Visitor]]:
 def at_home(
     p: Any, lay: Layout, state: dict[str, Tensor], grad: Tensor
 ) -> tuple[Tensor, dict[str, Tensor], Tensor]:
-    """Copies at home of a parameter's weights, of its compensation in its state, and of its gradient. A collective."""
+    """Copies at home of a parameter's weights, of its compensation in its state,
+    and of its gradient. A collective.
+    """
     one = Visitor(0, p, lay, state)
     value, *extra, grad = sharding.to_homes(sent_home(one.home, [*one.kept, grad]))
     if lay.compensation:

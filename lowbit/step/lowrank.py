@@ -24,7 +24,9 @@ Passes = Callable[[str], list[tuple[Tensor, Any, str]]]
 
 @functools.lru_cache(maxsize=4096)
 def refresh_seed(number: int, refresh: int) -> int:
-    """The seed of a parameter's projection in the authors' code: its number at first, then drawn from the last seed."""
+    """The seed of a parameter's projection in the authors' code: its number at first,
+    then drawn from the last seed.
+    """
     seed = number
     for _ in range(refresh):
         generator = torch.Generator().manual_seed(seed)
@@ -60,7 +62,9 @@ NORMAL_BOUND = 6.34  # bound of the normal numbers of csrc/core/lowrank/normal.h
 class Matrix:
     """One parameter in one step, on any device."""
 
-    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor]) -> None:  # fmt: skip
+    def __init__(
+        self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor]
+    ) -> None:
         refuse_overlap(sharding.local(p))
         grad = sharding.dense_gradient(p)
         self.group, self.p, self.lay, self.state = group, p, lay, state
@@ -72,14 +76,21 @@ class Matrix:
         self.stream = int(state["stream"])
 
     def hyper(self, lr: float) -> list[float]:
-        """lr, beta1, beta2, weight_decay, and the factors of the update: before and after the limiter, and Fira's."""
+        """lr, beta1, beta2, weight_decay,
+        and the factors of the update: before and after the limiter, and Fira's.
+        """
         group, (beta1, beta2) = self.group, self.group["betas"]
         root = 1.0 if self.lay.fira else math.sqrt(group["scale"])
         front = group.get("scale_front", False)
         return [
-            lr, float(beta1), float(beta2), group["weight_decay"],
-            root if front else 1.0, 1.0 if front else root, group["alpha"] if self.lay.fira else 1.0,
-        ]  # fmt: skip
+            lr,
+            float(beta1),
+            float(beta2),
+            group["weight_decay"],
+            root if front else 1.0,
+            1.0 if front else root,
+            group["alpha"] if self.lay.fira else 1.0,
+        ]
 
     @staticmethod
     def limited(group: Mapping[str, Any]) -> bool:
@@ -88,7 +99,9 @@ class Matrix:
 
     @property
     def max_rows(self) -> int:
-        """The number of rows of the largest part on any rank, so that all ranks form the same buckets."""
+        """The number of rows of the largest part on any rank,
+        so that all ranks form the same buckets.
+        """
         return -(-self.lay.own.global_rows // math.prod(g.size() for _, g in self.lay.own.cuts))
 
     def over_rows(self, tensor: Tensor, operation: str) -> list[tuple[Tensor, Any, str]]:
@@ -108,7 +121,9 @@ class Matrix:
         return exponent_above(NORMAL_BOUND * (1.0 / math.sqrt(self.lay.rank)))
 
     def torch_projection(self, refresh: int) -> tuple[Tensor, int]:
-        """The local rows of torch's P, on the CPU, and the exponent of a bound of all its entries."""
+        """The local rows of torch's P, on the CPU,
+        and the exponent of a bound of all its entries.
+        """
         drawn = _torch_projection(self.lay, refresh)
         begin, rows = self.place
         return drawn.narrow(0, begin, rows).contiguous(), exponent_above(float(drawn.abs().max()))
@@ -127,11 +142,20 @@ class Matrix:
 class Work(Matrix):
     """One parameter in one step on the CPU."""
 
-    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        group: dict[str, Any],
+        p: Tensor,
+        lay: LowRankLayout,
+        state: dict[str, Tensor],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
         super().__init__(group, p, lay, state)
         if self.value.device.type != "cpu":
             raise ValueError(
-                f"low-rank steps run on the CPU and CUDA, but a parameter is on {self.value.device}; use full_precision=True or rank=None there"
+                "low-rank steps run on the CPU and CUDA, but a parameter is on "
+                f"{self.value.device}; use full_precision=True or rank=None there"
             )
         self.g_scale = (-1.0 if group["maximize"] else 1.0) / (
             1.0 if grad_scale is None else float(grad_scale)
@@ -194,8 +218,14 @@ class Work(Matrix):
             self.scales = ops.tensor_scale(self.words)
         if self.lay.fira:
             self.residual, self.words = ops.fira_norm(
-                self.grad, self.g_scale, self.low, self.projection, self.scales, self.tall, self.hypers
-            )  # fmt: skip
+                self.grad,
+                self.g_scale,
+                self.low,
+                self.projection,
+                self.scales,
+                self.tall,
+                self.hypers,
+            )
         elif self.limits:
             self.words = ops.apollo_norm(
                 self.grad, self.g_scale, self.scales, self.tall, self.hypers
@@ -217,9 +247,17 @@ class Work(Matrix):
         value = self.value.contiguous()  # a copy only if it is transposed
         compensation = sharding.local(state[lay.compensation.key]) if lay.compensation else None
         place = (
-            self.tall, self.hypers, self.divisor, value, compensation, lay.param_format,
-            lay.own.row_offset * lay.own.global_cols, self.group["seed"], self.stream, self.step,
-        )  # fmt: skip
+            self.tall,
+            self.hypers,
+            self.divisor,
+            value,
+            compensation,
+            lay.param_format,
+            lay.own.row_offset * lay.own.global_cols,
+            self.group["seed"],
+            self.stream,
+            self.step,
+        )
         if lay.fira:
             ops.fira_step(self.grad, self.n, self.projection, self.residual, *place)
         else:
@@ -228,12 +266,16 @@ class Work(Matrix):
             self.value.copy_(value)
 
     def forget(self) -> None:
-        """Releases the passes' tensors, so that a step has one bucket's at a time and not the model's."""
+        """Releases the passes' tensors, so that a step has one bucket's at a time and not the
+        model's.
+        """
         for made in ("projection", "low", "absmax", "sums", "n", "scales", "words", "residual"):
             self.__dict__.pop(made, None)
 
     def _projection(self) -> tuple[Tensor, int]:
-        """P (if not tall, the rows that match the gradient's), and the exponent of a bound of all its entries."""
+        """P (if not tall, the rows that match the gradient's),
+        and the exponent of a bound of all its entries.
+        """
         lay, group = self.lay, self.group
         refresh, rest = divmod(self.step - 1, group["update_proj_gap"])
         if lay.fira:
@@ -259,7 +301,8 @@ def _torch_projection(lay: LowRankLayout, refresh: int) -> Tensor:
 
 
 def run(works: Sequence[AnyWork], inner: Callable[[list[AnyWork]], Sequence[StepGroup]]) -> None:
-    """Steps the parameters of one device pass by pass: one collective for each process group, operation and dtype.
+    """Steps the parameters of one device pass by pass: one collective for each process group,
+    operation and dtype.
 
     Args:
         works: the parameters.
@@ -278,7 +321,9 @@ def run(works: Sequence[AnyWork], inner: Callable[[list[AnyWork]], Sequence[Step
 
 
 def add_inner(step_group: StepGroup, work: AnyWork) -> None:
-    """Adds the inner step of a parameter: L is its gradient, and it writes N in place of the parameter."""
+    """Adds the inner step of a parameter: L is its gradient,
+    and it writes N in place of the parameter.
+    """
     step_group.params.append(work.n)
     step_group.grads.append(work.low)
     for key in work.lay.keys:

@@ -17,10 +17,19 @@ from lowbit.step.lowrank import Work
 class AdafactorWork(Work):
     """One parameter in one step on the CPU.
 
-    The passes are APOLLO's. The first one also sums the squares of the weights, and the step is Adafactor's.
+    The passes are APOLLO's. The first one also sums the squares of the weights,
+    and the step is Adafactor's.
     """
 
-    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        group: dict[str, Any],
+        p: Tensor,
+        lay: LowRankLayout,
+        state: dict[str, Tensor],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
         super().__init__(group, p, lay, state, grad_scale, found_inf)
         self.root = math.sqrt(math.prod(lay.own.shape))
         self.rho = min(self.lr, 1.0 / math.sqrt(self.step)) if group["relative_step"] else self.lr
@@ -37,7 +46,9 @@ class AdafactorWork(Work):
 
     @staticmethod
     def _numbers(eta: float, decay: float) -> list[float]:
-        """The numbers of `apollo_step` for p = p - eta u, p = p - decay p: betas of 0 correct no bias, and there is no other factor."""
+        """The numbers of `apollo_step` for p = p - eta u, p = p - decay p: betas of 0 correct no
+        bias, and there is no other factor.
+        """
         return [eta, 0.0, 0.0, decay / eta if eta else 0.0, 1.0, 1.0, 1.0]
 
     def project(self) -> list[tuple[Tensor, Any, str]]:
@@ -60,7 +71,8 @@ class AdafactorWork(Work):
         decay: float = self.group["weight_decay"] * factors[by]
         if decay == 1.0:
             raise ValueError(
-                f"weight_decay={self.group['weight_decay']} by decay_by={by!r} decays every weight to 0 in this step; decay less"
+                f"weight_decay={self.group['weight_decay']} by decay_by={by!r} decays every weight "
+                "to 0 in this step; decay less"
             )
         return decay
 
@@ -87,8 +99,8 @@ class AdafactorWork(Work):
         clip = 1.0 if group["d"] is None else norm / limit / (self.root * group["d"])
         step = self.alpha if clip <= 1.0 else self.alpha / clip  # a NaN stays
         decay = self._decay()
-        # The weights decay first, and the operator does so last: (p - eta u) (1 - decay), where the step has been
-        # divided by 1 - decay.
+        # The weights decay first, and the operator does so last: (p - eta u) (1 - decay), where the
+        # step has been divided by 1 - decay.
         self.divisor, self.hypers = limit, self._numbers(step / (1.0 - decay), decay)
         self._move()
         return []

@@ -1,4 +1,5 @@
-"""Low-rank steps on a GPU: each pass is one operator call for all matrices of a bucket, without waiting for the device.
+"""Low-rank steps on a GPU: each pass is one operator call for all matrices of a bucket,
+without waiting for the device.
 
 docs/lowrank.md describes the passes.
 """
@@ -19,20 +20,31 @@ _SUMS = 3  # exact sums: squares of N, of L and of the update
 
 
 class CudaWork(Matrix):
-    """One parameter in one step on a GPU. The CPU computes P for Fira, at a refresh only, and for torch's generator."""
+    """One parameter in one step on a GPU. The CPU computes P for Fira, at a refresh only,
+    and for torch's generator.
+    """
 
     low: Tensor
     n: Tensor
 
-    def __init__(self, group: dict[str, Any], p: Tensor, lay: LowRankLayout, state: dict[str, Tensor], grad_scale: Tensor | None, found_inf: Tensor | None) -> None:  # fmt: skip
+    def __init__(
+        self,
+        group: dict[str, Any],
+        p: Tensor,
+        lay: LowRankLayout,
+        state: dict[str, Tensor],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+    ) -> None:
         super().__init__(group, p, lay, state)
         self.grad_scale, self.found_inf = grad_scale, found_inf
         self.count = 0  # the number of the step, if the host needs it
         if self.looks(group, lay):
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
-                    "a low-rank step whose projection is made on the CPU (Fira, or projection='torch') cannot be captured in a CUDA graph; use "
-                    "APOLLO with projection='philox', or step outside the graph"
+                    "a low-rank step whose projection is made on the CPU (Fira, or "
+                    "projection='torch') cannot be captured in a CUDA graph; use APOLLO with "
+                    "projection='philox', or step outside the graph"
                 )
             self.count = lay.steps.next(state["step"])
 
@@ -48,9 +60,12 @@ class CudaWork(Matrix):
         low = rank * (rows if self.tall else cols)
         channels = 1 if self.by_tensor else rows if self.tall else cols
         return [
-            ("p", 0 if self.lay.fira else self.place[1] * rank), ("low", low), ("n", low),
-            ("scales", channels), ("residual", rows * cols if self.lay.fira else 0),
-        ]  # fmt: skip
+            ("p", 0 if self.lay.fira else self.place[1] * rank),
+            ("low", low),
+            ("n", low),
+            ("scales", channels),
+            ("residual", rows * cols if self.lay.fira else 0),
+        ]
 
     @property
     def size(self) -> int:
@@ -62,10 +77,23 @@ class CudaWork(Matrix):
         lay, group = self.lay, self.group
         draws = not self.looks(group, lay)
         return [
-            lay.own.rows, lay.own.global_cols, lay.rank, self.tall, lay.fira, draws, self.by_tensor, self.limits, group["maximize"],
-            lay.own.row_offset * lay.own.global_cols, self.place[0], group["update_proj_gap"], group["seed"], self.stream,
-            ops.param_format(lay.param_format)["index"], self.bound,
-        ]  # fmt: skip
+            lay.own.rows,
+            lay.own.global_cols,
+            lay.rank,
+            self.tall,
+            lay.fira,
+            draws,
+            self.by_tensor,
+            self.limits,
+            group["maximize"],
+            lay.own.row_offset * lay.own.global_cols,
+            self.place[0],
+            group["update_proj_gap"],
+            group["seed"],
+            self.stream,
+            ops.param_format(lay.param_format)["index"],
+            self.bound,
+        ]
 
     def begin(self, floats: Sequence[Tensor], absmax: Tensor, sums: Tensor, words: Tensor) -> None:
         """Sets its views of the bucket's tensors, and P unless the device draws it."""
@@ -81,7 +109,9 @@ class CudaWork(Matrix):
             self.p_here = sharding.local(self.state["projection"])
             if rest == 0:
                 scale = 1.0 if self.grad_scale is None else float(self.grad_scale)
-                self._singular_vectors(self.p_here, (-1.0 if self.group["maximize"] else 1.0) / scale)  # fmt: skip
+                self._singular_vectors(
+                    self.p_here, (-1.0 if self.group["maximize"] else 1.0) / scale
+                )
         elif self.looks(self.group, self.lay):
             drawn, self.bound = self.torch_projection(refresh)
             self.p_here.copy_(drawn.view(-1))
@@ -92,10 +122,19 @@ class CudaWork(Matrix):
         return (
             [self.grad, self.state["step"], lr if isinstance(lr, Tensor) else nothing],
             [
-                self.written, sharding.local(self.state[compensation.key]) if compensation else nothing, self.p_here, self.low, self.n, self.scales, self.residual,
-                sharding.local(self.state["update_norm"]), self.absmax, self.sums, self.words,
+                self.written,
+                sharding.local(self.state[compensation.key]) if compensation else nothing,
+                self.p_here,
+                self.low,
+                self.n,
+                self.scales,
+                self.residual,
+                sharding.local(self.state["update_norm"]),
+                self.absmax,
+                self.sums,
+                self.words,
             ],
-        )  # fmt: skip
+        )
 
     @property
     def lr(self) -> Tensor | float:
@@ -131,7 +170,17 @@ class CudaWork(Matrix):
 
     def forget(self) -> None:
         """Releases the passes' tensors."""
-        for made in ("p_here", "low", "n", "scales", "residual", "absmax", "sums", "words", "written"):  # fmt: skip
+        for made in (
+            "p_here",
+            "low",
+            "n",
+            "scales",
+            "residual",
+            "absmax",
+            "sums",
+            "words",
+            "written",
+        ):
             self.__dict__.pop(made, None)
 
 
@@ -170,7 +219,7 @@ class _Bucket:
             torch.empty(ops.lowrank_room() * len(works), dtype=torch.uint8, device=device),
             works[0].grad_scale,
             works[0].found_inf,
-        )  # fmt: skip
+        )
 
     def __call__(self, name: str) -> list[tuple[Tensor, Any, str]]:
         ops.lowrank_pass(PASSES.index(name), *self.arguments)

@@ -1,4 +1,6 @@
-"""Steps of Muon: momentum, the orthogonalization of its updates, and the step by them (docs/muon-design.md)."""
+"""Steps of Muon: momentum, the orthogonalization of its updates,
+and the step by them (docs/muon-design.md).
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,23 @@ from lowbit.step.phases import run_phases
 MAX_ROUNDS = 4  # exchanges each way of a process group's matrices
 MIN_ROUND_NUMEL = 1 << 24  # elements that are worth one
 
-# Binds a step group to its operator call: (step group, where its plan is kept, ratio or None for the momentum).
+# Binds a step group to its operator call: (step group, where its plan is kept, ratio or None for
+# the momentum).
 Bind = Callable[[StepGroup, Any, "float | None"], None]
 
 
 class Matrix:
     """One parameter in one step."""
 
-    def __init__(self, number: int, group: dict[str, Any], p: Any, lay: MuonLayout, state: dict[str, Tensor], owners: tuple[int, ...]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        number: int,
+        group: dict[str, Any],
+        p: Any,
+        lay: MuonLayout,
+        state: dict[str, Tensor],
+        owners: tuple[int, ...],
+    ) -> None:
         refuse_overlap(sharding.local(p))
         self.number, self.group, self.lay = number, group, lay
         self.state, self.owners = state, owners
@@ -49,7 +60,9 @@ class Matrix:
         del self.update, self.written
 
     def add_momentum(self, step_group: StepGroup) -> None:
-        """Adds the momentum's step, which writes the update in place of the parameter and counts no step."""
+        """Adds the momentum's step, which writes the update in place of the parameter and counts no
+        step.
+        """
         step_group.params.append(self.update)
         step_group.grads.append(self.grad)
         for key in self.lay.momentum_keys:
@@ -58,7 +71,9 @@ class Matrix:
         step_group.rows.append((self.lay, self.state["stream"]))
 
     def orthogonalize(self, whole: Tensor, row_moments: Tensor | None) -> None:
-        """Orthogonalizes whole updates in place, a matrix or a batch of them, and makes NorMuon's next row moments."""
+        """Orthogonalizes whole updates in place, a matrix or a batch of them,
+        and makes NorMuon's next row moments.
+        """
         group, device = self.group, whole.device
         how = muon.schedule(group["ns_coefficients"], group["ns_steps"])
         by_default = "exact" if device.type == "cpu" else "torch"
@@ -72,7 +87,9 @@ class Matrix:
                 after = moment.contiguous().clone()
                 beta2 = float(group["normuon_beta2"])
                 ops.normalize_rows(straight, after, beta2)
-                moment.copy_(after if self.skip is None else torch.where(self.skip != 0, moment, after))  # fmt: skip
+                moment.copy_(
+                    after if self.skip is None else torch.where(self.skip != 0, moment, after)
+                )
             if straight is not piece:
                 piece.copy_(straight)
 
@@ -87,12 +104,16 @@ class Matrix:
         return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners, moments)
 
     def sent(self, here: Tensor) -> sharding.Sent:
-        """What travels of a batch whose state lies elsewhere: gradients to the ranks with the state, and results back."""
+        """What travels of a batch whose state lies elsewhere: gradients to the ranks with the
+        state, and results back.
+        """
         assert self.lay.home
         return sharding.Sent(self.lay.home, here)
 
     def runs(self) -> Iterator[tuple[int, int, float]]:
-        """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least one run, maybe empty."""
+        """Local rows [begin, end) of dimension 0 that have one ratio: (begin, end, ratio). At least
+        one run, maybe empty.
+        """
         adjust, cols, pieces = self.group["adjust_lr_fn"], self.lay.part.shape[-1], self.lay.pieces
         here = self.value.shape[0]
         if self.value.dim() == 3 or len(set(pieces)) == 1 or not here:
@@ -117,7 +138,9 @@ class Matrix:
 
 
 def by_torch(x: Tensor, coefficients: Sequence[float], factor: float, eps: float) -> None:
-    """Orthogonalizes a bfloat16 matrix, or each of a batch, in place by torch's products, as torch.optim.Muon does."""
+    """Orthogonalizes a bfloat16 matrix, or each of a batch, in place by torch's products,
+    as torch.optim.Muon does.
+    """
     if x.dim() == 3:
         for one in x:
             by_torch(one, coefficients, factor, eps)
@@ -137,8 +160,10 @@ def run(matrices: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
     """Steps the parameters of one device.
 
     Args:
-        matrices: of the same parameters in the same order on all ranks of a process group that has some of them.
-        skipped: gradients overflowed and operators change nothing; what ranks exchange is exchanged all the same.
+        matrices: of the same parameters in the same order on all ranks of a process group that has
+            some of them.
+        skipped: gradients overflowed and operators change nothing;
+            what ranks exchange is exchanged all the same.
     """
     alone = [one for one in matrices if not one.lay.spread]
     for bucket in () if skipped else buckets(alone, lambda one: numel_of_rank(one.lay)):
@@ -174,7 +199,8 @@ def _run(
 def _exchange(group: Any, rounds: Sequence[Sequence[Matrix]], skipped: bool) -> None:
     """Orthogonalizes a process group's matrices by their owners.
 
-    While those of a round are orthogonalized, the next ones arrive and the ones before return. All have returned at the end.
+    While those of a round are orthogonalized, the next ones arrive and the ones before return. All
+    have returned at the end.
     """
     coming: list[Any] = []
     returning = []
@@ -195,7 +221,8 @@ def _exchange(group: Any, rounds: Sequence[Sequence[Matrix]], skipped: bool) -> 
 def _rounds(several: Sequence[Matrix]) -> list[list[Matrix]]:
     """The matrices of a process group in rounds, the same on all of its ranks.
 
-    The work of each owner is spread over them: one that has no matrix of a round would wait for the others.
+    The work of each owner is spread over them: one that has no matrix of a round would wait for the
+    others.
     """
     size = sum(math.prod(one.lay.part.shape[-2:]) * len(one.owners) for one in several)
     count = max(1, min(MAX_ROUNDS, size // MIN_ROUND_NUMEL))
@@ -215,7 +242,9 @@ def _rounds(several: Sequence[Matrix]) -> list[list[Matrix]]:
 
 
 def _run_at_home(several: Sequence[Matrix], bind: Bind, skipped: bool) -> None:
-    """Batches whose state lies elsewhere: the ranks that have the state of a matrix get its whole gradient."""
+    """Batches whose state lies elsewhere: the ranks that have the state of a matrix get its whole
+    gradient.
+    """
     whole = sharding.to_homes([one.sent(one.grad) for one in several])
     for one, grad in zip(several, whole, strict=True):
         one.begin()

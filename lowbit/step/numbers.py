@@ -15,7 +15,9 @@ def capturing(device: torch.device | None = None) -> bool:
 
 
 def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
-    """The learning rate in the operator's form: on the CPU, or moved from another GPU to the parameters' own."""
+    """The learning rate in the operator's form: on the CPU,
+    or moved from another GPU to the parameters' own.
+    """
     return lr.to(device) if lr.device.type == device.type else lr
 
 
@@ -25,7 +27,8 @@ def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
     A CPU number is filled in on the device, since a copy would wait for it.
 
     Raises:
-        RuntimeError: a CUDA graph is being captured; all its replays would use the CPU number of now.
+        RuntimeError: a CUDA graph is being captured;
+            all its replays would use the CPU number of now.
     """
     if number is None:
         return None
@@ -33,8 +36,8 @@ def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
     if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
         if capturing(device):
             raise RuntimeError(
-                f"a step that a CUDA graph captures got a number on the CPU ({float(number)}), which every replay would use again; pass a tensor "
-                f"on {device}"
+                f"a step that a CUDA graph captures got a number on the CPU ({float(number)}), "
+                f"which every replay would use again; pass a tensor on {device}"
             )
         return torch.full((), float(number), dtype=number.dtype, device=device)
     return number.to(device)

@@ -1,4 +1,6 @@
-"""Whether Python's objects are those of the last step, and where their memory is: in C where `lowbit._tensors` is built."""
+"""Whether Python's objects are those of the last step, and where their memory is: in C where
+`lowbit._tensors` is built.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def same(before: list[Any], containers: list[Any]) -> bool:
-    """Whether the items of lists and the values of dicts, one container after another, are the objects `before`."""
+    """Whether the items of lists and the values of dicts, one container after another,
+    are the objects `before`.
+    """
     if compiled is not None:
         return compiled.same(before, containers)
     now = list(chain.from_iterable(map(_items, containers)))
@@ -46,12 +50,16 @@ class Gradients:
         self._held: list[Tensor] = []  # the gradients whose addresses the table has
         self._table: Tensor | None = None
         if compiled is not None and all(type(p) in _PLAIN for p in step_group.params):
-            table = torch.zeros(len(step_group.params), compiled.COLUMNS, dtype=torch.int64, device="cpu")  # fmt: skip
+            table = torch.zeros(
+                len(step_group.params), compiled.COLUMNS, dtype=torch.int64, device="cpu"
+            )
             if compiled.record(step_group.params, step_group.grads, table):
                 self._table = table
 
     def take(self, number: int) -> bool:
-        """Gives the prepared step the current ones. Returns False if anything else about them has changed."""
+        """Gives the prepared step the current ones.
+        Returns False if anything else about them has changed.
+        """
         group = self._group
         grads: Sequence[Tensor] | None = None
         if self._table is None or not self._plain:
@@ -59,7 +67,8 @@ class Gradients:
             if grads is None:
                 return False
         if self._table is None:
-            # The operator would get a copy of a parameter that torch negates lazily, and write that.
+            # The operator would get a copy of a parameter that torch negates lazily,
+            # and write that.
             return (
                 [p.shape for p in group.params] == self._shapes
                 and not any(map(Tensor.is_neg, group.params))
@@ -71,5 +80,7 @@ class Gradients:
         )
 
     def release(self) -> None:
-        """Lets go of the gradients. They are held as long as operators run without Python's lock, since parameters may lose them then."""
+        """Lets go of the gradients. They are held as long as operators run without Python's lock,
+        since parameters may lose them then.
+        """
         self._held.clear()

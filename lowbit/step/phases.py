@@ -13,7 +13,8 @@ from lowbit.step.group import StepGroup
 
 
 def run_phases(step_groups: Sequence[StepGroup], reducer: FlatShardReducer | None = None) -> None:
-    """Measures, reduces and updates, all groups phase by phase, so that one phase takes one collective for each kind of number.
+    """Measures, reduces and updates, all groups phase by phase, so that one phase takes one
+    collective for each kind of number.
 
     Args:
         reducer: of flat shards, on which ranks agree even where nothing is here.

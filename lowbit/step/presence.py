@@ -1,4 +1,6 @@
-"""Whether any rank has a gradient of each sharded parameter, agreed on before collectives that depend on it."""
+"""Whether any rank has a gradient of each sharded parameter,
+agreed on before collectives that depend on it.
+"""
 
 from __future__ import annotations
 
@@ -12,18 +14,20 @@ from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.step.numbers import capturing
 
-# What a rank tells of a parameter: 0 if it has no gradient, else 1 + the place of its dtype here. Ranks that give zeros give this dtype, since what
-# travels home is counted in bytes.
+# What a rank tells of a parameter: 0 if it has no gradient, else 1 + the place of its dtype here.
+# Ranks that give zeros give this dtype, since what travels home is counted in bytes.
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 class Presence:
-    """The sharded parameters of every mesh over which any step reduces or that cuts experts, and this rank's gradients when last asked.
+    """The sharded parameters of every mesh over which any step reduces or that cuts experts, and
+    this rank's gradients when last asked.
 
-    A sharded parameter is one tensor: if one rank has a gradient of its part, the other parts' gradients are zero. A
-    rank that skipped it would reduce numbers of different parameters together, or make ranks wait for each other. A step
-    that reduces nothing would count on some ranks alone, and a checkpoint keeps one count: so experts are asked about under every
-    rule. FSDP2 gives all ranks the gradients of its own parameters, so matrices and vectors are not.
+    A sharded parameter is one tensor: if one rank has a gradient of its part, the other parts'
+    gradients are zero. A rank that skipped it would reduce numbers of different parameters
+    together, or make ranks wait for each other. A step that reduces nothing would count on some
+    ranks alone, and a checkpoint keeps one count: so experts are asked about under every rule.
+    FSDP2 gives all ranks the gradients of its own parameters, so matrices and vectors are not.
     """
 
     def __init__(self, params: Sequence[Any], laid_out: Iterable[tuple[Any, Any, Layout]]) -> None:
@@ -53,17 +57,18 @@ class Presence:
         )
 
     def lacking(self, same: bool, stepped: Collection[Any] = ()) -> list[tuple[Any, torch.dtype]]:
-        """The parameters without a gradient here of which another rank has one, or had one in the backward pass, and its dtype.
+        """The parameters without a gradient here of which another rank has one, or had one in the
+        backward pass, and its dtype.
 
-        It takes one collective for each process group, or none if no step reduces and no batch of matrices is cut.
+        It takes one collective for each process group,
+        or none if no step reduces and no batch of matrices is cut.
 
         Args:
             same: whether this rank has gradients of the same parameters as when it last asked.
             stepped: the parameters that this rank has stepped in the backward pass already.
         """
-        if (
-            not self._together or capturing()
-        ):  # replays have the gradients of earlier steps, which asked
+        # replays have the gradients of earlier steps, which asked
+        if not self._together or capturing():
             return []
         if not same or not self._mine or stepped:
             self._mine = [
@@ -90,7 +95,8 @@ class Presence:
             if there and not here
         ]
         if found or stepped:
-            self._mine = []  # a repeated step has gradients where this one lacked them, which were given zeros
+            # a repeated step has gradients where this one lacked them, which were given zeros
+            self._mine = []
         return found
 
 
@@ -109,7 +115,9 @@ def _told(p: Any, stepped: Collection[Any]) -> int:
 
 
 def is_cut_batch(p: Any, lay: Layout) -> bool:
-    """Whether a parameter is a sharded batch of matrices, such as experts, of which some ranks may lack the gradient."""
+    """Whether a parameter is a sharded batch of matrices, such as experts,
+    of which some ranks may lack the gradient.
+    """
     return bool(_groups(p, lay)) and (_is_batch(lay) or lay.home is not None)
 
 
@@ -119,12 +127,16 @@ def waits_for_others(p: Any, lay: Layout) -> bool:
 
 
 def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:
-    """The process groups whose ranks have other parts of a parameter; of flat shards none, for which FlatShardReducer asks."""
+    """The process groups whose ranks have other parts of a parameter; of flat shards none, for
+    which FlatShardReducer asks.
+    """
     return () if isinstance(p, sharding.FlatShard) else lay.cut_groups
 
 
 def _is_batch(lay: Layout) -> bool:
-    """Whether a parameter is a batch of matrices, as experts are: [E, H, D]. Conv1d's [out, in, kernel] is none: kernels are short."""
+    """Whether a parameter is a batch of matrices, as experts are: [E, H, D]. Conv1d's [out, in,
+    kernel] is none: kernels are short.
+    """
     return len(lay.shape) == 3 and lay.shape[2] >= ops.policy("thresholds")["min_cols"]
 
 

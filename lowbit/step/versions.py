@@ -1,4 +1,6 @@
-"""Versions of parameters: autograd compares them, and so refuses a backward pass that needs what a step has overwritten."""
+"""Versions of parameters: autograd compares them,
+and so refuses a backward pass that needs what a step has overwritten.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from lowbit import sharding
 
 
 def versioned(params: Iterable[Any]) -> list[Tensor]:
-    """The tensors whose versions a step of these parameters raises. Of a DTensor and of a flat shard also what it is part of.
+    """The tensors whose versions a step of these parameters raises. Of a DTensor and of a flat
+    shard also what it is part of.
 
     Inference tensors have no version.
     """
@@ -25,6 +28,8 @@ def versioned(params: Iterable[Any]) -> list[Tensor]:
 
 
 def raise_versions(tensors: list[Tensor]) -> None:
-    """Tells autograd that these tensors were written, as torch's own operators do of what they write."""
+    """Tells autograd that these tensors were written,
+    as torch's own operators do of what they write.
+    """
     if tensors:
         torch.autograd.graph.increment_version(tensors)

@@ -1,4 +1,6 @@
-"""The bench: that its sums are right, that its pages can be written, and that `make gpu` fails clearly without a GPU. No timing is tested."""
+"""The bench: that its sums are right, that its pages can be written, and that `make gpu` fails
+clearly without a GPU. No timing is tested.
+"""
 
 import dataclasses
 import json
@@ -17,7 +19,10 @@ from bench.contestant import Contestant
 from bench.ours import Eight, EightAvx2, Four, Kahan
 from bench.stage import Stage, junit, sanitizer
 
-NVIDIA_SMI = "NVIDIA H200, 580.159.04, 143771, 9.0, P0, 1980, 3201, 1980, 3201, 41, [N/A], 700.00, Enabled, 0x0000000000000004\n"
+NVIDIA_SMI = (
+    "NVIDIA H200, 580.159.04, 143771, 9.0, P0, 1980, 3201, 1980, 3201, 41, [N/A], 700.00, Enabled, "
+    "0x0000000000000004\n"
+)
 
 
 @pytest.mark.parametrize(
@@ -43,8 +48,15 @@ def test_workloads_keep_to_the_limit_and_say_what_they_left_out(entry, limit):
 
 
 @pytest.mark.parametrize(
-    "kind, state, traffic", [(Torch, 8, 28), (TorchBfloat16, 4, 14), (Eight, 2.03125, 10.0625), (Four, 1.0625, 8.125), (Kahan, 4.03125, 14.0625)]
-)  # fmt: skip
+    "kind, state, traffic",
+    [
+        (Torch, 8, 28),
+        (TorchBfloat16, 4, 14),
+        (Eight, 2.03125, 10.0625),
+        (Four, 1.0625, 8.125),
+        (Kahan, 4.03125, 14.0625),
+    ],
+)
 def test_bytes_of_state_and_traffic(kind, state, traffic):
     entry = kind()
     entry.prepare(step.Params([(256, 256)], "cpu").of(entry.dtype))
@@ -97,12 +109,18 @@ def test_what_a_tensor_costs():
     small.prepare([p])
     assert small.state_bytes() < 3 * growth.ROWS * growth.COLS
     found = growth.each_tensor(settings.TINY)
-    assert all(each["again"] > 0 and each["cold"] > 0 for each in found.values()) and len(found) == 4  # fmt: skip
+    assert (
+        all(each["again"] > 0 and each["cold"] > 0 for each in found.values()) and len(found) == 4
+    )
 
 
 def test_what_nvidia_smi_says():
     found = machine.parsed(NVIDIA_SMI, machine.GPU_FIELDS)
-    assert found["name"] == "NVIDIA H200" and found["compute_cap"] == "9.0" and found["clocks.sm"] == "1980"  # fmt: skip
+    assert (
+        found["name"] == "NVIDIA H200"
+        and found["compute_cap"] == "9.0"
+        and found["clocks.sm"] == "1980"
+    )
     assert "power.draw" not in found  # [N/A]
     assert machine.parsed("", machine.CLOCKS) == {}
     assert machine.parsed('Field "x" is not a valid field to query.\n', machine.CLOCKS) == {}
@@ -111,7 +129,9 @@ def test_what_nvidia_smi_says():
 def test_nvidia_smi_that_does_not_know_a_field(tmp_path, monkeypatch):
     """An old driver fails for all where it does not know one; then each is asked alone."""
     tool = tmp_path / "nvidia-smi"
-    tool.write_text('#!/bin/sh\ncase "$*" in *=clocks.sm) echo 1980;; *) echo no >&2; exit 2;; esac\n')  # fmt: skip
+    tool.write_text(
+        '#!/bin/sh\ncase "$*" in *=clocks.sm) echo 1980;; *) echo no >&2; exit 2;; esac\n'
+    )
     tool.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert machine.query(machine.CLOCKS) == {"clocks.sm": "1980"}
@@ -136,11 +156,18 @@ def result():
     patch.setattr(roster, "ALL", (Torch, Eight, Broken, Absent, Copy))
     patch.setattr(roster, "GROWING", (Torch, Eight))
     tiny = dataclasses.replace(
-        settings.TINY, limit=1 << 13, largest=12, threads=(1, 2), gib=1e-4, trained=("torch fused, float32",)
-    )  # fmt: skip
+        settings.TINY,
+        limit=1 << 13,
+        largest=12,
+        threads=(1, 2),
+        gib=1e-4,
+        trained=("torch fused, float32",),
+    )
     threads = torch.get_num_threads()
     try:
-        yield json.loads(json.dumps(command.measure(tiny, ["step", "growth", "training", "checkpoint"])))  # fmt: skip
+        yield json.loads(
+            json.dumps(command.measure(tiny, ["step", "growth", "training", "checkpoint"]))
+        )
     finally:
         torch.set_num_threads(threads)
         patch.undo()
@@ -154,14 +181,28 @@ def test_a_result_has_everything_and_a_page(result):
     rows = {r["name"]: r for r in result["step"][0]["rows"]}
     assert rows[Torch.name]["to_torch"] == 1 and rows[Copy.name]["to_copy"] == 1
     missing = result["step"][0]["missing"]
-    assert missing == {"a broken peer": "RuntimeError: cannot", "an absent peer": "the package no_such_package is not installed"}  # fmt: skip
+    assert missing == {
+        "a broken peer": "RuntimeError: cannot",
+        "an absent peer": "the package no_such_package is not installed",
+    }
     text = page.page(result, "python -m bench")
-    for there in ("## The step", "## Cost as size grows", "## Whole training steps", "## Checkpoints", Eight.name, "2^12", said["date"], "a broken peer"):  # fmt: skip
+    for there in (
+        "## The step",
+        "## Cost as size grows",
+        "## Whole training steps",
+        "## Checkpoints",
+        Eight.name,
+        "2^12",
+        said["date"],
+        "a broken peer",
+    ):
         assert there in text, there
 
 
 def test_what_was_measured_before_a_section_ended_is_kept(tmp_path, monkeypatch):
-    """On a machine that is there for minutes: of a bench that is killed, or of which a part fails."""
+    """On a machine that is there for minutes: of a bench that is killed,
+    or of which a part fails.
+    """
     file, seen = tmp_path / "out" / "x.json", []
 
     class Section:
@@ -187,7 +228,12 @@ def test_what_record_writes(result, tmp_path):
     (tmp_path / "docs" / "bench.md").write_text(before)
     command.keep({**result, "settings": "quick"}, tmp_path)
     text = (tmp_path / "docs" / "bench.md").read_text()
-    assert text.startswith("above\n") and text.endswith("\nbelow\n") and "old" not in text and Eight.name in text  # fmt: skip
+    assert (
+        text.startswith("above\n")
+        and text.endswith("\nbelow\n")
+        and "old" not in text
+        and Eight.name in text
+    )
 
 
 def test_docs_quote_the_recorded_quick_result():
@@ -217,7 +263,14 @@ def test_stages_do_not_stop_each_other(tmp_path):
         stage("next", "pass", after="bad"),
     ]
     said = [s.run(tmp_path, 1000, {"fine"}) for s in stages]
-    assert [s["status"] for s in said] == ["passed", "failed", "missing", "failed", "timed out", "left out"]  # fmt: skip
+    assert [s["status"] for s in said] == [
+        "passed",
+        "failed",
+        "missing",
+        "failed",
+        "timed out",
+        "left out",
+    ]
     assert said[0]["word"] == "hello" and said[1]["code"] == 3 and "KeyError" in said[1]["unread"]
     assert said[4]["seconds"] < 30 and "began" in said[4]["tail"]
     assert stages[0].run(tmp_path, 1, set())["tail"] == "no time left"
@@ -226,16 +279,29 @@ def test_stages_do_not_stop_each_other(tmp_path):
 def test_what_pytest_and_the_sanitizers_say(tmp_path):
     report = tmp_path / "tests.xml"
     (tmp_path / "test_x.py").write_text(
-        "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\n@pytest.mark.skip(reason='no card')\ndef test_c(): pass\n"
+        "import pytest\ndef test_a(): pass\ndef test_b(): assert 1 == 2\n"
+        "@pytest.mark.skip(reason='no card')\ndef test_c(): pass\n"
     )
-    run = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", f"--junitxml={report}", str(tmp_path)]  # fmt: skip
+    run = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        str(tmp_path),
+    ]
     subprocess.run(run, capture_output=True, cwd=tmp_path)
     found = junit(report)("")
     assert found["tests"] == {"tests": 3, "failures": 1, "errors": 0, "skipped": 1, "passed": 1}
     assert "test_b" in found["failures"][0] and found["skipped"] == {"no card": 1}
 
     log = tmp_path / "memcheck.txt"
-    log.write_text("========= COMPUTE-SANITIZER\n========= Invalid __global__ write of size 4 bytes\n=========     at k+0x90\n========= ERROR SUMMARY: 1 error\n")  # fmt: skip
+    log.write_text(
+        "========= COMPUTE-SANITIZER\n========= Invalid __global__ write of size 4 bytes\n"
+        "=========     at k+0x90\n========= ERROR SUMMARY: 1 error\n"
+    )
     found = sanitizer(log)("a PASSED\n")
     assert found["summary"] == "ERROR SUMMARY: 1 error" and len(found["errors"]) == 1
     assert "ended before its summary" in sanitizer(tmp_path / "none.txt")("")["summary"]
@@ -243,12 +309,16 @@ def test_what_pytest_and_the_sanitizers_say(tmp_path):
 
 @pytest.mark.parametrize("many", [[], ["--numprocesses", "1"]], ids=["one", "xdist"])
 def test_what_is_known_of_tests_that_were_killed(tmp_path, many):
-    """The options of the stages, beside the project's own, print a line for each test, before it is too late."""
+    """The options of the stages, beside the project's own, print a line for each test,
+    before it is too late.
+    """
     if many:
         pytest.importorskip("xdist")
     (tmp_path / "test_x.py").write_text(
-        "import os, signal, pytest\ndef test_a(): pass\n@pytest.mark.parametrize('x', ['a b'])\ndef test_b(x): assert 1 == 2\n"
-        "def test_c(): os.kill(os.getppid() if 'PYTEST_XDIST_WORKER' in os.environ else os.getpid(), signal.SIGKILL)\n"
+        "import os, signal, pytest\ndef test_a(): pass\n@pytest.mark.parametrize('x', ['a b'])\n"
+        "def test_b(x): assert 1 == 2\n"
+        "def test_c(): os.kill(os.getppid() if 'PYTEST_XDIST_WORKER' in os.environ else "
+        "os.getpid(), signal.SIGKILL)\n"
     )
     stage = next(s for s in gpu.stages(tmp_path, [], "9.0") if s.name == "cuda-tests")
     left_out = ("-p", "--numprocesses", "--dist")
@@ -281,11 +351,17 @@ def test_a_stage_that_cannot_be_killed_is_not_waited_for(tmp_path, monkeypatch):
 
 
 def test_make_gpu_goes_on_behind_what_fails(result, tmp_path, monkeypatch, capsys):
-    """The JSON and the page are there after every stage, and the exit status says that not all passed."""
+    """The JSON and the page are there after every stage,
+    and the exit status says that not all passed.
+    """
     seen = []
 
     def stage(name, code, **options):
-        before = f"import json; print(len(json.load(open({str(tmp_path / 'gpu.json')!r}))['stages'])); " if seen else ""  # fmt: skip
+        before = (
+            f"import json; print(len(json.load(open({str(tmp_path / 'gpu.json')!r}))['stages'])); "
+            if seen
+            else ""
+        )
         seen.append(name)
         return Stage(name, 120, [sys.executable, "-c", before + code], **options)
 
@@ -298,15 +374,36 @@ def test_make_gpu_goes_on_behind_what_fails(result, tmp_path, monkeypatch, capsy
     ]
     monkeypatch.setattr(gpu, "stages", lambda *_: stages)
     monkeypatch.setattr(gpu, "BEGAN", gpu.time.perf_counter())
-    monkeypatch.setattr(gpu, "describe", lambda: {
-        "date": "2026-11-21T10:00+00:00", "gpu": {"name": "NVIDIA H200"}, "python": "3.12", "torch": "2.11.0", "cuda": "13.0", "commit": "a", "cores": 16, "nvcc": "13.0",
-    })  # fmt: skip
+    monkeypatch.setattr(
+        gpu,
+        "describe",
+        lambda: {
+            "date": "2026-11-21T10:00+00:00",
+            "gpu": {"name": "NVIDIA H200"},
+            "python": "3.12",
+            "torch": "2.11.0",
+            "cuda": "13.0",
+            "commit": "a",
+            "cores": 16,
+            "nvcc": "13.0",
+        },
+    )
     assert gpu.run([], tmp_path) == 1
     report = json.loads((tmp_path / "gpu.json").read_text())
-    assert [s["status"] for s in report["stages"]] == ["passed", "failed", "passed", "left out", "missing"]  # fmt: skip
+    assert [s["status"] for s in report["stages"]] == [
+        "passed",
+        "failed",
+        "passed",
+        "left out",
+        "missing",
+    ]
     assert [s["tail"].split("\n")[0] for s in report["stages"][1:3]] == ["1", "2"]
     text = (tmp_path / "gpu.md").read_text()
-    assert "Not passed: tests, behind, memcheck" in text and "one differs" in text and Eight.name in text  # fmt: skip
+    assert (
+        "Not passed: tests, behind, memcheck" in text
+        and "one differs" in text
+        and Eight.name in text
+    )
     # Nothing is begun that has no time.
     monkeypatch.setattr(gpu, "BEGAN", gpu.time.perf_counter() - 60 * gpu.MINUTES)
     assert gpu.run([], tmp_path) == 1
@@ -330,32 +427,77 @@ def test_the_page_of_make_gpu(result, tmp_path):
     del only_step["growth"]
     report = {
         "machine": {
-            "date": "2026-11-21T10:00+00:00", "gpu": machine.parsed(NVIDIA_SMI, machine.GPU_FIELDS), "python": "3.12.3", "torch": "2.11.0",
-            "cuda": "13.0", "commit": "abc", "cores": 16, "nvcc": "release 13.0",
+            "date": "2026-11-21T10:00+00:00",
+            "gpu": machine.parsed(NVIDIA_SMI, machine.GPU_FIELDS),
+            "python": "3.12.3",
+            "torch": "2.11.0",
+            "cuda": "13.0",
+            "commit": "abc",
+            "cores": 16,
+            "nvcc": "release 13.0",
         },
-        "clocks_after": clocks, "seconds": 400.0,
+        "clocks_after": clocks,
+        "seconds": 400.0,
         "stages": [
             {"name": "build", "status": "passed", "seconds": 60.0, "tail": ""},
-            {"name": "cuda-tests", "status": "failed", "seconds": 60.0, "tail": "assert ```x```", "tests": {"passed": 8, "failures": 1}, "failures": ["t::x: 1 differs"]},
-            {"name": "memcheck", "status": "missing", "seconds": 0.0, "tail": "compute-sanitizer was not found"},
-            {"name": "bench-step", "status": "passed", "seconds": 9.0, "tail": "", "result": only_step},
+            {
+                "name": "cuda-tests",
+                "status": "failed",
+                "seconds": 60.0,
+                "tail": "assert ```x```",
+                "tests": {"passed": 8, "failures": 1},
+                "failures": ["t::x: 1 differs"],
+            },
+            {
+                "name": "memcheck",
+                "status": "missing",
+                "seconds": 0.0,
+                "tail": "compute-sanitizer was not found",
+            },
+            {
+                "name": "bench-step",
+                "status": "passed",
+                "seconds": 9.0,
+                "tail": "",
+                "result": only_step,
+            },
             {"name": "bench-rest", "status": "passed", "seconds": 9.0, "tail": "", "result": rest},
         ],
-    }  # fmt: skip
+    }
     gpu.write(report, tmp_path / "gpu.json")
     text = (tmp_path / "gpu.md").read_text()
-    for there in ("NVIDIA H200", "580.159.04", "Not passed: cuda-tests, memcheck", "t::x: 1 differs", "8 passed", "not found", "clocks.sm 1980", "## In short", "## Cost as size grows", Eight.name):  # fmt: skip
+    for there in (
+        "NVIDIA H200",
+        "580.159.04",
+        "Not passed: cuda-tests, memcheck",
+        "t::x: 1 differs",
+        "8 passed",
+        "not found",
+        "clocks.sm 1980",
+        "## In short",
+        "## Cost as size grows",
+        Eight.name,
+    ):
         assert there in text, there
-    again = subprocess.run([sys.executable, "-m", "bench.gpu", "--page", str(tmp_path / "gpu.json")], cwd=ROOT)  # fmt: skip
+    again = subprocess.run(
+        [sys.executable, "-m", "bench.gpu", "--page", str(tmp_path / "gpu.json")], cwd=ROOT
+    )
     assert again.returncode == 0 and (tmp_path / "gpu.md").read_text() == text
 
 
 def test_stages_of_make_gpu(tmp_path, monkeypatch):
-    """What would run: every stage but the build needs the build alone, and together they have a chance to end in time."""
+    """What would run: every stage but the build needs the build alone,
+    and together they have a chance to end in time.
+    """
     monkeypatch.setattr(gpu_stages, "found_tool", lambda name, first="": f"/tools/{name}")
     made = gpu.stages(tmp_path, ["-C", "cmake.define.LOWBIT_TOOLS=OFF"], "9.0")
     assert made[0].name == "build" and all(s.after == "build" for s in made[1:])
-    assert {"-C", "cmake.define.LOWBIT_CUDA_ARCHS=90-real", "--no-index", "--no-build-isolation"} <= set(made[0].command)  # fmt: skip
+    assert {
+        "-C",
+        "cmake.define.LOWBIT_CUDA_ARCHS=90-real",
+        "--no-index",
+        "--no-build-isolation",
+    } <= set(made[0].command)
     by_name = {s.name: s for s in made}
     assert by_name["cuda-tests"].env["LOWBIT_REQUIRE"] == "cuda"
     assert {"memcheck", "racecheck"} <= set(by_name)
@@ -369,8 +511,18 @@ def test_stages_of_make_gpu(tmp_path, monkeypatch):
 
 def test_without_a_gpu_it_says_so_at_once():
     env = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    done = subprocess.run([sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, env=env, cwd=ROOT)  # fmt: skip
+    done = subprocess.run(
+        [sys.executable, "-m", "bench.gpu"], capture_output=True, text=True, env=env, cwd=ROOT
+    )
     assert done.returncode == 2
-    assert "make gpu cannot run here" in done.stderr and ("sees no GPU" in done.stderr or "without CUDA" in done.stderr)  # fmt: skip
-    done = subprocess.run([sys.executable, "-m", "bench", "--device", "cuda"], capture_output=True, text=True, env=env, cwd=ROOT)  # fmt: skip
+    assert "make gpu cannot run here" in done.stderr and (
+        "sees no GPU" in done.stderr or "without CUDA" in done.stderr
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "--device", "cuda"],
+        capture_output=True,
+        text=True,
+        env=env,
+        cwd=ROOT,
+    )
     assert done.returncode == 2 and "sees no GPU" in done.stderr

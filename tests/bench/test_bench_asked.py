@@ -1,4 +1,6 @@
-"""What `make gpu` is asked to show, from made-up results; and the wheels of baselines that it installs for its bench."""
+"""What `make gpu` is asked to show, from made-up results;
+and the wheels of baselines that it installs for its bench.
+"""
 
 import os
 import subprocess
@@ -31,19 +33,34 @@ def stage(name, status="passed", **more):
 def good():
     """A report in which everything is met."""
     rows = [
-        row(asked.EIGHT, [1.0, 2.0, None], 0.9), row(asked.IN_GRAPH, [0.9, 1.0, 1.0], 0.95),
+        row(asked.EIGHT, [1.0, 2.0, None], 0.9),
+        row(asked.IN_GRAPH, [0.9, 1.0, 1.0], 0.95),
         *(row(name, [3.0, 4.0, 5.0]) for name in asked.BASELINES),
-    ]  # fmt: skip
+    ]
     return {
         "seconds": 500.0,
         "stages": [
             stage("build"),
-            stage("cuda-tests", tests={"passed": 300, "failures": 0, "errors": 0, "skipped": 2}, graphs={"passed": 9, "failed": 0}),
+            stage(
+                "cuda-tests",
+                tests={"passed": 300, "failures": 0, "errors": 0, "skipped": 2},
+                graphs={"passed": 9, "failed": 0},
+            ),
             stage("bench-step", result={"step": [case(QUARTER, rows), case(MANY, rows)]}),
-            stage("memcheck", summary="ERROR SUMMARY: 0 errors", errors=[], tests={"passed": 20, "failed": 0}),
-            stage("racecheck", summary="RACECHECK SUMMARY: 0 hazards", errors=[], tests={"passed": 20, "failed": 0}),
+            stage(
+                "memcheck",
+                summary="ERROR SUMMARY: 0 errors",
+                errors=[],
+                tests={"passed": 20, "failed": 0},
+            ),
+            stage(
+                "racecheck",
+                summary="RACECHECK SUMMARY: 0 hazards",
+                errors=[],
+                tests={"passed": 20, "failed": 0},
+            ),
         ],
-    }  # fmt: skip
+    }
 
 
 def of(report, name):
@@ -63,9 +80,14 @@ def test_names_are_those_of_the_contestants():
 
 COUNTS = """
 sm_90: a tile of 256 values, in clocks of a multiprocessor; what memory needs is by card
-instructions  alu fp32 imad  xu memory control uniform issue clk alu clk wavefronts  bytes    H200 clk     H100 clk  kernel
-         540  168  150   90  17     55      43      17       135      84        121   2580         139          198  step_fast<AdamRule<true, false>, BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
-         728  296  150   90  17     55      43      17       182     148        141   3604         194          277  step_fast<AdamRule<true, false>, BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
+instructions  alu fp32 imad  xu memory control uniform issue clk alu clk wavefronts \
+ bytes    H200 clk     H100 clk  kernel
+         540  168  150   90  17     55      43      17       135      84        121 \
+  2580         139          198  step_fast<AdamRule<true, false>, \
+BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
+         728  296  150   90  17     55      43      17       182     148        141 \
+  3604         194          277  step_fast<AdamRule<true, false>, \
+BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
 
 sm_90: 3 kernels
 """
@@ -76,9 +98,17 @@ def test_a_tile_counted_and_measured(tmp_path):
     (tmp_path / "kernels.txt").write_text(COUNTS)
     counts = tile_model.counted(tmp_path / "kernels.txt")
     assert [c["issue clk"] for c in counts.values()] == [135.0, 182.0]
-    rows = [row(asked.EIGHT, [2e-4, None, 1e-4, 3e-4]), row(ours.Kahan.name, [4e-4]), row("torch", [1.0]), {**row(tile_model.COPY, [1.0]), "gb_per_second": 1290.0}]  # fmt: skip
+    rows = [
+        row(asked.EIGHT, [2e-4, None, 1e-4, 3e-4]),
+        row(ours.Kahan.name, [4e-4]),
+        row("torch", [1.0]),
+        {**row(tile_model.COPY, [1.0]), "gb_per_second": 1290.0},
+    ]
     timed = {**case(QUARTER, rows), "numel": 100 * 1000 * 256, "clocks": {"clocks.sm": "2000"}}
-    report = {"machine": {"gpu": {"multiprocessors": "100"}}, "stages": [stage("build", tiles=counts), stage("bench-step", result={"step": [timed]})]}  # fmt: skip
+    report = {
+        "machine": {"gpu": {"multiprocessors": "100"}},
+        "stages": [stage("build", tiles=counts), stage("bench-step", result={"step": [timed]})],
+    }
     text = tile_model.page(report)
     assert f"| {asked.EIGHT} | 135 | 84 | 121 | 400 | 400 | 1.00 |" in text
     assert (
@@ -137,7 +167,11 @@ def test_a_peer_that_was_not_there():
         c["rows"] = [r for r in c["rows"] if r["name"] != baselines.Torchao.name]
         c["missing"] = {baselines.Torchao.name: "the package torchao is not installed"}
     line = said(report)[f"8-bit step faster than {baselines.Torchao.name}"]
-    assert line == {"asked": line["asked"], "measured": "not measured: the package torchao is not installed", "met": None}  # fmt: skip
+    assert line == {
+        "asked": line["asked"],
+        "measured": "not measured: the package torchao is not installed",
+        "met": None,
+    }
 
 
 def test_a_peer_that_is_faster_somewhere():
@@ -146,7 +180,13 @@ def test_a_peer_that_is_faster_somewhere():
     assert said(report)[f"8-bit step faster than {asked.BASELINES[0]}"]["met"] is False
 
 
-@pytest.mark.parametrize("name, tests", [("cuda-tests", "the CUDA test suite is green"), ("memcheck", "compute-sanitizer's memcheck is clean over the small tests")])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, tests",
+    [
+        ("cuda-tests", "the CUDA test suite is green"),
+        ("memcheck", "compute-sanitizer's memcheck is clean over the small tests"),
+    ],
+)
 def test_stages_that_did_not_pass(name, tests):
     report = good()
     of(report, name)["status"] = "timed out"
@@ -154,14 +194,21 @@ def test_stages_that_did_not_pass(name, tests):
     assert "timed out" in said(report)[tests]["measured"]
     of(report, name)["status"] = "failed"
     assert said(report)[tests]["met"] is False
-    report["stages"] = [s if s["name"] != name else stage(name, "missing", tail="it was not found") for s in report["stages"]]  # fmt: skip
-    assert said(report)[tests]["met"] is None and said(report)[tests]["measured"] == "it was not found"  # fmt: skip
+    report["stages"] = [
+        s if s["name"] != name else stage(name, "missing", tail="it was not found")
+        for s in report["stages"]
+    ]
+    assert (
+        said(report)[tests]["met"] is None and said(report)[tests]["measured"] == "it was not found"
+    )
 
 
 def test_a_hazard():
     report = good()
     of(report, "racecheck").update(status="failed", errors=["Race reported"], summary="1 hazard")
-    assert said(report)["compute-sanitizer's racecheck is clean over the small tests"]["met"] is False  # fmt: skip
+    assert (
+        said(report)["compute-sanitizer's racecheck is clean over the small tests"]["met"] is False
+    )
 
 
 def test_graphs_that_differ():
@@ -174,11 +221,21 @@ def test_graphs_that_differ():
 
 def test_graphs_are_counted_by_their_names(tmp_path):
     (tmp_path / "test_x.py").write_text(
-        "import pytest\ndef test_graph_a(): pass\n@pytest.mark.parametrize('x', [0, 1])\ndef test_in_a_graph(x): assert x\ndef test_other(): pass\n"
+        "import pytest\ndef test_graph_a(): pass\n@pytest.mark.parametrize('x', [0, 1])\n"
+        "def test_in_a_graph(x): assert x\ndef test_other(): pass\n"
         "@pytest.mark.skip\ndef test_graph_b(): pass\n"
     )
     report = tmp_path / "x.xml"
-    run = [sys.executable, "-m", "pytest", "-vv", "-p", "no:cacheprovider", f"--junitxml={report}", "test_x.py"]  # fmt: skip
+    run = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-vv",
+        "-p",
+        "no:cacheprovider",
+        f"--junitxml={report}",
+        "test_x.py",
+    ]
     text = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path).stdout
     for found in (junit(report)(""), junit(tmp_path / "none.xml")(text)):
         assert found["graphs"] == {"passed": 2, "failed": 1}, text
@@ -189,13 +246,22 @@ def wheel(folder, name, version):
     info = f"{name}-{version}.dist-info"
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{name}/__init__.py", "here = True\n")
-        file.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\nRequires-Dist: no-such-package\n")  # fmt: skip
-        file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n")  # fmt: skip
+        file.writestr(
+            f"{info}/METADATA",
+            f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n"
+            "Requires-Dist: no-such-package\n",
+        )
+        file.writestr(
+            f"{info}/WHEEL",
+            "Wheel-Version: 1.0\nGenerator: a test\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
+        )
         file.writestr(f"{info}/RECORD", "")
 
 
 def test_baselines_come_from_wheels(tmp_path):
-    """Without a network and without what they ask for, in a folder that the bench alone looks into."""
+    """Without a network and without what they ask for,
+    in a folder that the bench alone looks into.
+    """
     folder, wheels = tmp_path / "out", tmp_path / "wheels"
     folder.mkdir(), wheels.mkdir()
     wheel(wheels, "a_peer", "1.2.3")
@@ -234,13 +300,19 @@ def test_wheels_that_cannot_be_installed(tmp_path):
 
 def test_make_gpu_hands_the_folder_on():
     for given, there in (([], False), (["WHEELS=a folder"], True)):
-        done = subprocess.run(["make", "-n", "gpu", *given], capture_output=True, text=True, cwd=ROOT)  # fmt: skip
+        done = subprocess.run(
+            ["make", "-n", "gpu", *given], capture_output=True, text=True, cwd=ROOT
+        )
         assert ('--wheels "a folder"' in done.stdout) == there, done.stdout + done.stderr
 
 
 def test_stages_beside_each_other(tmp_path, monkeypatch):
     """Two that wait for each other's file end only if both run."""
-    wait = "import pathlib, time; pathlib.Path({0!r}).touch(); t = time.time()\nwhile not pathlib.Path({1!r}).exists() and time.time() - t < 20: time.sleep(0.01)\nassert pathlib.Path({1!r}).exists()"
+    wait = (
+        "import pathlib, time; pathlib.Path({0!r}).touch(); t = time.time()\n"
+        "while not pathlib.Path({1!r}).exists() and time.time() - t < 20: time.sleep(0.01)\n"
+        "assert pathlib.Path({1!r}).exists()"
+    )
     files = [str(tmp_path / name) for name in "ab"]
     made = [
         Stage("a", 30, [sys.executable, "-c", wait.format(*files)]),
@@ -250,9 +322,20 @@ def test_stages_beside_each_other(tmp_path, monkeypatch):
     assert [[s.name for s in group] for group in gpu.together(made)] == [["a", "b"], ["c"]]
     monkeypatch.setattr(gpu, "stages", lambda *_: made)
     monkeypatch.setattr(gpu, "BEGAN", gpu.time.perf_counter())
-    monkeypatch.setattr(gpu, "describe", lambda: {
-        "date": "2026-11-21T10:00+00:00", "gpu": {}, "python": "3.12", "torch": "2.11.0", "cuda": "13.0", "commit": "a", "cores": 16, "nvcc": "13.0",
-    })  # fmt: skip
+    monkeypatch.setattr(
+        gpu,
+        "describe",
+        lambda: {
+            "date": "2026-11-21T10:00+00:00",
+            "gpu": {},
+            "python": "3.12",
+            "torch": "2.11.0",
+            "cuda": "13.0",
+            "commit": "a",
+            "cores": 16,
+            "nvcc": "13.0",
+        },
+    )
     assert gpu.run([], tmp_path) == 1
     text = (tmp_path / "gpu.md").read_text()
     assert "Not passed: c" in text and "## Asked, measured, met" in text and "| open |" in text
@@ -272,9 +355,12 @@ def test_state_that_is_no_tensor_is_weighed():
     import torch
 
     state = {
-        "exp_avg": Quantized(torch.zeros(64, dtype=torch.int8), torch.zeros(2, dtype=torch.float16), None),
+        "exp_avg": Quantized(
+            torch.zeros(64, dtype=torch.int8), torch.zeros(2, dtype=torch.float16), None
+        ),
         "exp_avg_sq": Quantized(None, None, torch.zeros(64)),
-        "error_bits": torch.zeros(64, dtype=torch.int8), "step": torch.tensor(1),
-    }  # fmt: skip
+        "error_bits": torch.zeros(64, dtype=torch.int8),
+        "step": torch.tensor(1),
+    }
     found = {name: t.numel() * t.element_size() for name, t in tensors(state) if t.ndim}
     assert found == {"exp_avg.codes": 64, "exp_avg.scale": 4, "exp_avg_sq": 256, "error_bits": 64}

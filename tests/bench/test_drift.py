@@ -1,4 +1,6 @@
-"""The page of drifts is what was measured, presets.md agrees with it, and a simulation does not depend on what runs beside it."""
+"""The page of drifts is what was measured, presets.md agrees with it, and a simulation does not
+depend on what runs beside it.
+"""
 
 import json
 import re
@@ -27,8 +29,16 @@ def test_presets_are_recommended_as_measured():
 def test_verdicts_follow_the_limits():
     made = [
         drift_page.verdict(found)
-        for found in ([0.1, 0.1, 0.1], [0.1, 9.0, 0.1], [0.2, 0.1, 0.1], [0.1, 0.1, 0.4], [0.31, 0, 0], [0, 0, 0.51], [None, 0, 0])
-    ]  # fmt: skip
+        for found in (
+            [0.1, 0.1, 0.1],
+            [0.1, 9.0, 0.1],
+            [0.2, 0.1, 0.1],
+            [0.1, 0.1, 0.4],
+            [0.31, 0, 0],
+            [0, 0, 0.51],
+            [None, 0, 0],
+        )
+    ]
     assert made == ["recommended", *["tolerated"] * 3, *["warned about"] * 2, "not measured yet"]
 
 
@@ -56,7 +66,9 @@ def test_formats_are_simulated_alone_as_with_others():
 
 
 def test_nearest_bfloat16_inflates_a_second_moment_and_stochastic_does_not():
-    ((_, found),) = drift.simulate("exp_avg_sq_alike", (3000,), ["bfloat16 nearest", "bfloat16 stochastic"])  # fmt: skip
+    ((_, found),) = drift.simulate(
+        "exp_avg_sq_alike", (3000,), ["bfloat16 nearest", "bfloat16 stochastic"]
+    )
     assert found["bfloat16 nearest"]["bias"] > 0.05
     assert abs(found["bfloat16 stochastic"]["bias"]) < 0.01
 

@@ -1,4 +1,6 @@
-"""The bench of formats behind Newton-Schulz: its errors order formats as their bits do, and the page has its tables."""
+"""The bench of formats behind Newton-Schulz: its errors order formats as their bits do,
+and the page has its tables.
+"""
 
 import json
 

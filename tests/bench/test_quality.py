@@ -1,4 +1,6 @@
-"""The bench of quality: what has run is not run again, a run that was cut off goes on to the same bits, and the page says what was measured and no more."""
+"""The bench of quality: what has run is not run again, a run that was cut off goes on to the same
+bits, and the page says what was measured and no more.
+"""
 
 import dataclasses
 import json
@@ -27,22 +29,49 @@ RATE = SMALL.tuning("AdamW")[1].lr
 
 
 def line(run, loss):
-    return {**run.key(), "held_out_loss": loss, "parameters": 470_000, "losses": [3.0, 2.0], "bytes_per_parameter": {"state": 1.0}, "date": "2026-01-01 00:00", "seconds": 1.0,
-            "settings": {**STUDIES[run.study].settings(), "compute": "float32", "text_crc32": 1}, "machine": {"cpu": "a CPU", "threads": 1, "isa": "avx2", "python": "3", "versions": {"torch": "2"}}}  # fmt: skip
+    return {
+        **run.key(),
+        "held_out_loss": loss,
+        "parameters": 470_000,
+        "losses": [3.0, 2.0],
+        "bytes_per_parameter": {"state": 1.0},
+        "date": "2026-01-01 00:00",
+        "seconds": 1.0,
+        "settings": {**STUDIES[run.study].settings(), "compute": "float32", "text_crc32": 1},
+        "machine": {
+            "cpu": "a CPU",
+            "threads": 1,
+            "isa": "avx2",
+            "python": "3",
+            "versions": {"torch": "2"},
+        },
+    }
 
 
 @pytest.fixture
 def tuned():
     """Lines of a tuning in which the second rate is best."""
-    return [line(run, 2.0 + abs(i - 1)) for rule in SMALL.rules() for i, run in enumerate(SMALL.tuning(rule))]  # fmt: skip
+    return [
+        line(run, 2.0 + abs(i - 1))
+        for rule in SMALL.rules()
+        for i, run in enumerate(SMALL.tuning(rule))
+    ]
 
 
 def runs(name, losses):
-    return [line(Run(SMALL.name, name, RATE, seed, SMALL.steps), loss) for seed, loss in zip(SEEDS, losses, strict=False)]  # fmt: skip
+    return [
+        line(Run(SMALL.name, name, RATE, seed, SMALL.steps), loss)
+        for seed, loss in zip(SEEDS, losses, strict=False)
+    ]
 
 
 def test_every_preset_is_compared():
-    spelled = {c.state for name in SMALL.contestants for c in [CONTESTANTS[name]] if isinstance(c.state, str)}  # fmt: skip
+    spelled = {
+        c.state
+        for name in SMALL.contestants
+        for c in [CONTESTANTS[name]]
+        if isinstance(c.state, str)
+    }
     assert {preset["name"] for preset in lowbit.catalog()["presets"]} <= spelled
     assert all(len(SMALL.tuning(rule)) == len(studies.GRID) for rule in SMALL.rules())
 
@@ -52,10 +81,11 @@ def test_what_is_missing_follows_from_what_is_there(tuned):
     first = quality.missing(tuned)
     names = ("torch AdamW", "AdamW, 8bit", "AdamW, 4bit", "torch AdamW, start rounded")
     assert [(run.name, run.seed) for run in first[:5]] == [*((n, 0) for n in names), (names[0], 1)]
-    second = {
-        rule: SMALL.rates.get(rule, studies.GRID)[1] for rule in SMALL.rules()
-    }  # RATE is that of GRID
-    assert all(run.lr == second[CONTESTANTS[run.name].rule] for run in first if run.study == SMALL.name)  # fmt: skip
+    # RATE is that of GRID
+    second = {rule: SMALL.rates.get(rule, studies.GRID)[1] for rule in SMALL.rules()}
+    assert all(
+        run.lr == second[CONTESTANTS[run.name].rule] for run in first if run.study == SMALL.name
+    )
     assert RATE in second.values()
     assert len(set(first)) == len(first)
     done = [line(first[0], 2.5), line(dataclasses.replace(first[1], lr=0.5), 2.5)]
@@ -100,11 +130,21 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     base = [2.0, 2.1, 2.2, 2.3, 2.4]
     bit = [0.010, 0.012, 0.009, 0.011, 0.013]
     lines = [
-        *tuned, *runs("torch AdamW", base), *runs("AdamW, 8bit", [x + d - 0.011 for x, d in zip(base, bit, strict=True)]),
-        *runs("AdamW, 4bit", [x + d for x, d in zip(base, bit, strict=True)]), *runs("AdamW, fp8", [2.0, 2.1]), *runs("AdamW, log8", [2.5, 2.6, 2.7]),
+        *tuned,
+        *runs("torch AdamW", base),
+        *runs("AdamW, 8bit", [x + d - 0.011 for x, d in zip(base, bit, strict=True)]),
+        *runs("AdamW, 4bit", [x + d for x, d in zip(base, bit, strict=True)]),
+        *runs("AdamW, fp8", [2.0, 2.1]),
+        *runs("AdamW, log8", [2.5, 2.6, 2.7]),
         *runs("AdamW, 2bit", [None, 2.0, 2.0, 2.0, 2.0]),
-    ]  # fmt: skip
-    rows = {cells[1]: cells[2:-1] for x in quality_page.page(lines).splitlines() if x.startswith("| ") for cells in [[c.strip() for c in x.split("|")]] if len(cells) == 9}  # fmt: skip
+    ]
+    rows = {
+        cells[1]: cells[2:-1]
+        for x in quality_page.page(lines).splitlines()
+        if x.startswith("| ")
+        for cells in [[c.strip() for c in x.split("|")]]
+        if len(cells) == 9
+    }
     assert rows["torch AdamW"] == [""] * 6, "the study of 10 M has not run"
     text = quality_page.page(lines).split("## Long run")[0]
     assert f"| AdamW, 4bit | {RATE:g} | 5 | 2.2110 | **+0.0110 ± 0.0020** |  | 1.00 |" in text
@@ -113,7 +153,10 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     said = quality_page.conclusions(lines)
     assert said == [
         "**Use `8bit`**, the default: in no study was it shown to raise the loss.",
-        "**Avoid `4bit` and `log8` and `2bit`**: of 4 state formats, they raised the loss, and no other was shown to.",
+        (
+            "**Avoid `4bit` and `log8` and `2bit`**: of 4 state formats, they raised the loss, and "
+            "no other was shown to."
+        ),
     ]
     formats, weights, _, other, short, large = (row[1:] for row in quality_page.evidence(lines))
     higher, lower, same, few, waiting = formats
@@ -128,9 +171,17 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
 
 def test_both_studies_of_a_larger_model_are_told_of():
     short = STUDIES["10 M, 160 steps"]
-    tuned = [line(run, 2.0 + abs(i - 1)) for rule in short.rules() for i, run in enumerate(short.tuning(rule))]  # fmt: skip
+    tuned = [
+        line(run, 2.0 + abs(i - 1))
+        for rule in short.rules()
+        for i, run in enumerate(short.tuning(rule))
+    ]
     rate = short.tuning("Muon")[1].lr
-    some = [line(Run(short.name, name, rate, seed, short.steps), 2.0 + more) for name, more in (("Muon, float32", 0.0), ("Muon, 8bit", 0.1)) for seed in (0, 1, 2)]  # fmt: skip
+    some = [
+        line(Run(short.name, name, rate, seed, short.steps), 2.0 + more)
+        for name, more in (("Muon, float32", 0.0), ("Muon, 8bit", 0.1))
+        for seed in (0, 1, 2)
+    ]
     short_row, large_row = quality_page.evidence([*tuned, *some])[4:]
     assert "160 steps" in short_row[0] and short_row[1] == "`Muon, 8bit` (+0.1000 ± 0.0000)"
     assert "1,000 steps" in large_row[0] and "`8bit`" in large_row[5]
@@ -143,19 +194,30 @@ def test_every_run_is_in_one_part_of_what_is_recorded():
             made.setdefault((part.study.name, part.tunes, name), []).append(part.what)
     assert all(len(several) == 1 for several in made.values())
     runs = {(s.name, False, n) for s in STUDIES.values() for n in s.contestants}
-    tunings = {(s.name, True, n) for s in STUDIES.values() if not s.tuned_in for n in s.rules().values()}  # fmt: skip
+    tunings = {
+        (s.name, True, n) for s in STUDIES.values() if not s.tuned_in for n in s.rules().values()
+    }
     assert set(made) == runs | tunings
 
 
 def test_the_order_leaves_no_run_out():
-    lines = [line(run, 2.0) for study in STUDIES.values() if not study.tuned_in for rule in study.rules() for run in study.tuning(rule)]  # fmt: skip
+    lines = [
+        line(run, 2.0)
+        for study in STUDIES.values()
+        if not study.tuned_in
+        for rule in study.rules()
+        for run in study.tuning(rule)
+    ]
     asked = [run for part in quality_plan.parts() for _, run in quality_plan.runs(lines, part)]
     assert set(quality.planned(lines)) == set(asked) and len(set(asked)) == len(asked)
 
 
 def test_a_study_says_how_fast_float32_still_improved():
     losses = [5.0, 4.0, 3.0, *[2.5] * 5, 2.25, 2.125]
-    some = [{**x, "losses": [y + i for y in losses]} for i, x in enumerate(runs("torch AdamW", [2.0, 2.1]))]  # fmt: skip
+    some = [
+        {**x, "losses": [y + i for y in losses]}
+        for i, x in enumerate(runs("torch AdamW", [2.0, 2.1]))
+    ]
     tuned = [line(run, 2.0 + abs(i - 1)) for i, run in enumerate(SMALL.tuning("AdamW"))]
     said = " ".join(quality_page.flattening([*tuned, *some], SMALL).split())
     assert "`torch AdamW` fell by 1.000 from the first to the second tenth" in said
@@ -165,7 +227,14 @@ def test_a_study_says_how_fast_float32_still_improved():
 
 def test_curves_of_a_format_are_those_of_its_pairs(tuned):
     several = {"torch AdamW": [3.0, 2.0], "AdamW, 8bit": [3.5, 2.25]}
-    lines = [*tuned, *({**x, "losses": several[name]} for name, count in (("torch AdamW", 2), ("AdamW, 8bit", 3)) for x in runs(name, [2.0] * count))]  # fmt: skip
+    lines = [
+        *tuned,
+        *(
+            {**x, "losses": several[name]}
+            for name, count in (("torch AdamW", 2), ("AdamW, 8bit", 3))
+            for x in runs(name, [2.0] * count)
+        ),
+    ]
     apart = quality_plot.gaps(lines, SMALL, "AdamW, 8bit")
     assert apart == [[0.5, 0.25]] * 2, "the third seed has no pair"
     assert quality_plot.curve(apart, SMALL) == ([50, 100], [0.5, 0.25])
@@ -212,13 +281,28 @@ def small_text():
 
 def trained(name, small_text, tmp_path, steps=20, stop=None):
     recipe, text = small_text
-    study = dataclasses.replace(SMALL, model={"width": 64, "depth": 1, "heads": 2, "context": 32}, held_out=(1, 4), every=10, warm_up=5)  # fmt: skip
+    study = dataclasses.replace(
+        SMALL,
+        model={"width": 64, "depth": 1, "heads": 2, "context": 32},
+        held_out=(1, 4),
+        every=10,
+        warm_up=5,
+    )
     progress = quality_train.Progress(tmp_path, Run(SMALL.name, name, 4e-3, 0, steps), {})
     run = Run(SMALL.name, name, 4e-3, 0, steps)
     return quality_train.train(run, recipe, text, recipe.torch.float32, progress, study, stop)
 
 
-KINDS = ("torch AdamW", "AdamW, 4bit", "AdamW, 8bit, bfloat16 weights stochastic", "AdamW, 8bit, then 4bit", "torch AdamW, then 8bit by lowbit-ckpt", "Adafactor with momentum, 8bit", "APOLLO, 8bit", "Muon, muon4")  # fmt: skip
+KINDS = (
+    "torch AdamW",
+    "AdamW, 4bit",
+    "AdamW, 8bit, bfloat16 weights stochastic",
+    "AdamW, 8bit, then 4bit",
+    "torch AdamW, then 8bit by lowbit-ckpt",
+    "Adafactor with momentum, 8bit",
+    "APOLLO, 8bit",
+    "Muon, muon4",
+)
 
 
 @pytest.mark.parametrize("name", KINDS)
@@ -267,5 +351,13 @@ def test_weights_without_gradients_stand_still_and_the_others_do_not():
 def test_every_preset_was_measured_without_gradients():
     saved = json.loads(zero_gradients.RESULTS.read_text())["presets"]
     assert set(saved) == {preset["name"] for preset in lowbit.catalog()["presets"]}
-    said, _ = zero_gradients.section({"presets": {"a": {**saved["8bit"], "never": 1.0}, "b": saved["8bit"]}, "steps": 1, "stop": 1, "date": "", "machine": {"cpu": "", "isa": "", "versions": {"torch": ""}}})  # fmt: skip
+    said, _ = zero_gradients.section(
+        {
+            "presets": {"a": {**saved["8bit"], "never": 1.0}, "b": saved["8bit"]},
+            "steps": 1,
+            "stop": 1,
+            "date": "",
+            "machine": {"cpu": "", "isa": "", "versions": {"torch": ""}},
+        }
+    )
     assert said.startswith("Weights that never had a gradient move with `a`, and stand still")

@@ -1,4 +1,6 @@
-"""The page of many threads: its model is right at both ends, its crossings are where two steps are equal, and it is that of the results."""
+"""The page of many threads: its model is right at both ends, its crossings are where two steps are
+equal, and it is that of the results.
+"""
 
 import json
 import math
@@ -71,8 +73,11 @@ def test_streams_move_bytes_only_while_they_may():
 
 
 def test_a_measurement_has_every_contestant(monkeypatch, tmp_path):
-    # On a busy machine a small difference of times may come out below 0, which is refused: not what is tested here.
-    monkeypatch.setattr(scaling, "nearest", lambda _: dict.fromkeys((k.name for k in scaling.CONTESTANTS), 1.0))  # fmt: skip
+    # On a busy machine a small difference of times may come out below 0,
+    # which is refused: not what is tested here.
+    monkeypatch.setattr(
+        scaling, "nearest", lambda _: dict.fromkeys((k.name for k in scaling.CONTESTANTS), 1.0)
+    )
     result = scaling.measure(scaling.Settings(numel=14, rounds=2, threads=(1, 2)))
     names = {row["name"] for row in result["rows"]} | set(result["missing"])
     assert names == {kind.name for kind in scaling.CONTESTANTS}

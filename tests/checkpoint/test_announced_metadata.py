@@ -22,16 +22,23 @@ def metadata():
     chunk = ChunkStorageMetadata(torch.Size([0]), torch.Size([4]))
     tensor = TensorStorageMetadata(TensorProperties(torch.uint8), torch.Size([4]), [chunk])
     return Metadata(
-        {"a": tensor, "b": BytesStorageMetadata()}, {"a": ("a",), "b": ("b",)}, {"x": 1},
-        StorageMeta(checkpoint_id="run", save_id="7"), "1.0.0",
-    )  # fmt: skip
+        {"a": tensor, "b": BytesStorageMetadata()},
+        {"a": ("a",), "b": ("b",)},
+        {"x": 1},
+        StorageMeta(checkpoint_id="run", save_id="7"),
+        "1.0.0",
+    )
 
 
 def received():
     sender = metadata()
     announce(sender, pickle.dumps(sender))
     there = pickle.dumps(sender)
-    assert type(sender) is Metadata and sender == metadata() and pickle.dumps(sender) == pickle.dumps(metadata())  # fmt: skip
+    assert (
+        type(sender) is Metadata
+        and sender == metadata()
+        and pickle.dumps(sender) == pickle.dumps(metadata())
+    )
     return pickle.loads(there)
 
 
@@ -53,9 +60,10 @@ def test_it_is_not_built_before_somebody_looks():
         lambda m: copy.deepcopy(m) == metadata(),
         lambda m: dataclasses.asdict(m) == dataclasses.asdict(metadata()),
         lambda m: dataclasses.replace(m, version="2").version == "2",
-        lambda m: [getattr(m, f.name) for f in dataclasses.fields(m)] == [getattr(metadata(), f.name) for f in dataclasses.fields(Metadata)],
+        lambda m: [getattr(m, f.name) for f in dataclasses.fields(m)]
+        == [getattr(metadata(), f.name) for f in dataclasses.fields(Metadata)],
     ],
-)  # fmt: skip
+)
 def test_whoever_looks_finds_torchs_own(look):
     assert look(received())
 

@@ -1,4 +1,6 @@
-"""Digests of a chunk and its cells stay those that older saves have, however the writer walks a chunk."""
+"""Digests of a chunk and its cells stay those that older saves have,
+however the writer walks a chunk.
+"""
 
 import hashlib
 import math
@@ -8,8 +10,9 @@ import torch
 
 from lowbit.checkpoint.native import native
 
-# Rows of cells from 257 bytes to 150 KB: shorter ones are gathered. Sizes that no piece or cell divides. From the writer of 0.1.0 of
-# November 2026, which hashed every row of a cell by itself: the chunk's digest, and SHA-256 of those of its 4 by 4 cells.
+# Rows of cells from 257 bytes to 150 KB: shorter ones are gathered. Sizes that no piece or cell
+# divides. From the writer of 0.1.0 of November 2026, which hashed every row of a cell by itself:
+# the chunk's digest, and SHA-256 of those of its 4 by 4 cells.
 KNOWN = [
     ("uint8", (521, 1029), "4da2be69", "c77de08146c45c0d"),
     ("uint8", (70, 4100), "196ccb50", "f9fe3c9b4ea8ef1f"),

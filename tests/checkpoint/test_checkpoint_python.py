@@ -47,7 +47,11 @@ def saved(tmp_path_factory):
 def large(tmp_path_factory):
     """A directory of 256 MiB, so that work on it takes a while."""
     path = tmp_path_factory.mktemp("large") / "run"
-    dcp.save({f"w{i}": torch.full((2048, 4096), float(i)) for i in range(8)}, checkpoint_id=path, no_dist=True)  # fmt: skip
+    dcp.save(
+        {f"w{i}": torch.full((2048, 4096), float(i)) for i in range(8)},
+        checkpoint_id=path,
+        no_dist=True,
+    )
     return path
 
 
@@ -158,7 +162,9 @@ def test_a_damaged_checkpoint_is_not_loaded_in_silence(saved, tmp_path):
 
 def test_progress(large, tmp_path):
     calls = []
-    done = checkpoint.inspect(large, digest=True, progress=lambda *c: calls.append((*c, threading.get_ident())))  # fmt: skip
+    done = checkpoint.inspect(
+        large, digest=True, progress=lambda *c: calls.append((*c, threading.get_ident()))
+    )
     size = done["bytes"]
     assert calls[-1][:2] == (size, size)
     assert [c[0] for c in calls] == sorted(c[0] for c in calls)
@@ -214,7 +220,9 @@ def test_ctrl_c_stops(large, tmp_path):
 
 
 def test_other_threads_run_meanwhile(large):
-    """While one thread computes a digest, this one counts. Where the machine had no time for it, once more: one that is kept from running never does."""
+    """While one thread computes a digest, this one counts. Where the machine had no time for it,
+    once more: one that is kept from running never does.
+    """
     for _ in range(20):
         finished = threading.Event()
 
@@ -249,7 +257,9 @@ def test_a_checkpoint_is_read_by_parts(saved):
     assert (found.path, found.dtype, found.shape) == (("model", "0.weight"), "float32", (300, 256))
     rows = torch.frombuffer(with_rows.read("model.0.weight", 3, 70), dtype=torch.float32)
     assert torch.equal(rows.reshape(67, 256), weight[3:70])
-    box = torch.frombuffer(with_rows.read_box("model.0.weight", (7, 100), (50, 28)), dtype=torch.float32)  # fmt: skip
+    box = torch.frombuffer(
+        with_rows.read_box("model.0.weight", (7, 100), (50, 28)), dtype=torch.float32
+    )
     assert torch.equal(box.reshape(50, 28), weight[7:57, 100:128])
     step = torch.frombuffer(with_rows.read("optim.state.0.step"), dtype=torch.float32)
     assert step.item() == 3
@@ -332,7 +342,11 @@ def test_state_is_written_where_it_is(saved):
     """One copy: the tensors after loading are those of before."""
     path, net, old = saved
     opt = lowbit.AdamW(net.named_parameters())
-    before = {key: t.data_ptr() for key, t in digest_of(opt).items() if key[1] not in ("step", "stream", "shape")}  # fmt: skip
+    before = {
+        key: t.data_ptr()
+        for key, t in digest_of(opt).items()
+        if key[1] not in ("step", "stream", "shape")
+    }
     lowbit.load_optimizer(opt, path)
     assert before == {key: t.data_ptr() for key, t in digest_of(opt).items() if key in before}
     expected = lowbit.AdamW(net.named_parameters())
@@ -341,7 +355,11 @@ def test_state_is_written_where_it_is(saved):
         assert torch.equal(t, digest_of(opt)[key]), key
 
 
-@pytest.mark.parametrize("state_format", ["8bit", "4bit", "fp8", "float32", "bfloat16", lowbit.scaled("dynamic8", scale="row")], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "state_format",
+    ["8bit", "4bit", "fp8", "float32", "bfloat16", lowbit.scaled("dynamic8", scale="row")],
+    ids=str,
+)
 def test_pieces_give_the_same_bits(saved, monkeypatch, state_format):
     from lowbit.state import convert as adopt
 

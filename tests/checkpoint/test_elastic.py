@@ -1,4 +1,6 @@
-"""A rank that is killed with SIGKILL while it steps, saves or loads: torchrun starts all of them again, and the run ends where it would have ended."""
+"""A rank that is killed with SIGKILL while it steps, saves or loads: torchrun starts all of them
+again, and the run ends where it would have ended.
+"""
 
 import os
 import pathlib
@@ -14,22 +16,52 @@ from require import need
 from lowbit import checkpoint, elastic
 from lowbit.checkpoint import native
 
-need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+need(
+    "ckpt",
+    native._checkpoint is not None,
+    "lowbit was built without its checkpoint module",
+    module=True,
+)
 
 STEPS = 14  # with a checkpoint every 4 steps, and the last
 
 
 def run(folder, *, ranks=2, kill=None, restarts=3, code=0):
-    """The recipe under torchrun; what it printed. Limits of time are against waiting for ever: torch would wait for another rank for half an hour."""
+    """The recipe under torchrun; what it printed. Limits of time are against waiting for ever:
+    torch would wait for another rank for half an hour.
+    """
     script = ROOT / ("tests/support/killing.py" if kill else "recipes/elastic.py")
     command = [
-        sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-        "--max-restarts", str(restarts), "--monitor-interval", "0.2", str(script), "--folder", str(folder),
-        "--steps", str(STEPS), "--every", "4", "--timeout", "180",
-    ]  # fmt: skip
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        "--max-restarts",
+        str(restarts),
+        "--monitor-interval",
+        "0.2",
+        str(script),
+        "--folder",
+        str(folder),
+        "--steps",
+        str(STEPS),
+        "--every",
+        "4",
+        "--timeout",
+        "180",
+    ]
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    said = {"OMP_NUM_THREADS": "1", "PYTHONPATH": path, "KILL": kill or "", "MARKER": str(folder) + ".killed"}  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **said}, timeout=900)  # fmt: skip
+    said = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": path,
+        "KILL": kill or "",
+        "MARKER": str(folder) + ".killed",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, env={**os.environ, **said}, timeout=900
+    )
     assert done.returncode == code, done.stdout + done.stderr[-4000:]
     return done.stdout
 
@@ -48,7 +80,9 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize("kill", ["1:step:7", "1:save:2", "0:save:2"])
 def test_a_killed_rank_is_started_again(whole, tmp_path, kill):
-    """The same bits in the end. A save is the second, of step 8; what is left of it is no checkpoint."""
+    """The same bits in the end. A save is the second, of step 8;
+    what is left of it is no checkpoint.
+    """
     said = run(tmp_path / "run", kill=kill)
     assert pathlib.Path(str(tmp_path / "run") + ".killed").exists(), "nobody was killed"
     assert re.search(r"resuming from .*step-00000004$", said, re.MULTILINE)
@@ -63,7 +97,9 @@ def test_killed_while_it_loads(whole, tmp_path):
 
 
 def test_on_another_number_of_ranks(whole, tmp_path):
-    """Two ranks, of which one dies for good in a save; three go on from the checkpoint before it."""
+    """Two ranks, of which one dies for good in a save;
+    three go on from the checkpoint before it.
+    """
     folder = tmp_path / "run"
     run(folder, kill="1:save:3", restarts=0, code=1)
     assert elastic.latest(folder) == elastic.step_folder(folder, 8)

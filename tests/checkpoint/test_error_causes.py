@@ -1,4 +1,6 @@
-"""CheckpointError.cause: what a training script may act on, such as by going on from an older checkpoint."""
+"""CheckpointError.cause: what a training script may act on,
+such as by going on from an older checkpoint.
+"""
 
 import pickle
 

@@ -16,17 +16,22 @@ WORKER = pathlib.Path(worker.__file__)
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """What two ranks say of each case: the error, whether the name is there, whether it holds the old values, and how the next save ends."""
+    """What two ranks say of each case: the error, whether the name is there, whether it holds the
+    old values, and how the next save ends.
+    """
     folder = tmp_path_factory.mktemp("full")
     shim = worker.compiled(folder)
     need("cc", shim is not None, "no C compiler")
     started = [
         subprocess.Popen(
             [sys.executable, str(WORKER), str(folder / "store"), str(folder), str(rank), "2"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "LD_PRELOAD": str(shim)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LD_PRELOAD": str(shim)},
         )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     ended = [process.communicate() for process in started]
     assert all(out for out, _ in ended), ended[0][1] + ended[1][1]
     return folder, [json.loads(out) for out, _ in ended]
@@ -48,9 +53,14 @@ def test_a_file_system_that_is_really_full(tmp_path):
     program = WORKER.with_name("real_full_disk_worker.py")
     with mounted(tmp_path / "disk", "tmpfs", "4m") as disk:
         started = [
-            subprocess.Popen([*disk.enter, sys.executable, program, tmp_path / "disk", str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            subprocess.Popen(
+                [*disk.enter, sys.executable, program, tmp_path / "disk", str(rank), "2"],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
             for rank in range(2)
-        ]  # fmt: skip
+        ]
         ended = [process.communicate(timeout=600) for process in started]
     for text, error in ended:
         assert text, error

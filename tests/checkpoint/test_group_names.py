@@ -1,4 +1,6 @@
-"""Which parameter groups of ranks are taken for the same, in each of the forms that torch's planner gives them."""
+"""Which parameter groups of ranks are taken for the same,
+in each of the forms that torch's planner gives them.
+"""
 
 import pytest
 import torch
@@ -25,7 +27,13 @@ def group(params, **settings):
 def test_other_parameters_are_refused(lr):
     mine, theirs = said([group(FIRST, lr=lr)]), said([group(SECOND, lr=lr)])
     check_group_names([mine, mine, {}])
-    with pytest.raises(CheckpointError, match=r"ranks 0 and 2 have other parameters in optim\.param_groups.*flatten_optimizer_state_dict"):  # fmt: skip
+    with pytest.raises(
+        CheckpointError,
+        match=(
+            r"ranks 0 and 2 have other parameters in "
+            r"optim\.param_groups.*flatten_optimizer_state_dict"
+        ),
+    ):
         check_group_names([mine, mine, theirs])
 
 
@@ -38,7 +46,9 @@ def test_a_part_another_order_and_other_groups_are_others(other):
 
 
 def test_settings_may_differ():
-    """A rate that a rank computed for itself is no reason to lose a save: torch's writer keeps one, and so does this."""
+    """A rate that a rank computed for itself is no reason to lose a save: torch's writer keeps one,
+    and so does this.
+    """
     check_group_names([said([group(FIRST)]), said([group(FIRST, lr=2e-3)])])
 
 
@@ -47,5 +57,7 @@ def test_what_has_no_groups_says_nothing():
     planner = DefaultSavePlanner()
     planner.set_up_planner({"param_groups": 3, "model": torch.ones(2)}, is_coordinator=True)
     check_group_names([group_names(planner), {}])
-    planner.set_up_planner({"optim.param_groups.w.lr": 1e-3, "w": torch.ones(2)}, is_coordinator=True)  # fmt: skip
+    planner.set_up_planner(
+        {"optim.param_groups.w.lr": 1e-3, "w": torch.ones(2)}, is_coordinator=True
+    )
     assert group_names(planner) == {}

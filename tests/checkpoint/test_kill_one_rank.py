@@ -1,4 +1,6 @@
-"""One rank of a save is killed, and the others live: they are told at once, and what was there is there."""
+"""One rank of a save is killed, and the others live: they are told at once,
+and what was there is there.
+"""
 
 import json
 import os
@@ -10,7 +12,10 @@ import storage_worker
 from storage_files import holds, save
 
 
-@pytest.mark.parametrize(("way", "ranks", "who"), [("save", 2, 0), ("save", 2, 1), ("save", 4, 2), ("async_save", 2, 0), ("async_save", 2, 1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("way", "ranks", "who"),
+    [("save", 2, 0), ("save", 2, 1), ("save", 4, 2), ("async_save", 2, 0), ("async_save", 2, 1)],
+)
 def test_the_others_raise_and_the_last_checkpoint_is_whole(tmp_path, way, ranks, who):
     path = tmp_path / "run"
     started = [

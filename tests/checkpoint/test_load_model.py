@@ -1,4 +1,6 @@
-"""The model that a load goes by: what it carries of a file, and that lowbit's own tensors come out of it bit for bit."""
+"""The model that a load goes by: what it carries of a file,
+and that lowbit's own tensors come out of it bit for bit.
+"""
 
 import pytest
 import torch
@@ -58,7 +60,9 @@ def test_settings_keep_their_kinds(kind, net, tmp_path):
 
 
 @pytest.mark.parametrize("kind", ["file", "directory", "flat directory"])
-@pytest.mark.parametrize("state_format", ["8bit", "4bit", "bfloat16", lowbit.scaled("dynamic8", scale="row")], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "state_format", ["8bit", "4bit", "bfloat16", lowbit.scaled("dynamic8", scale="row")], ids=str
+)
 @pytest.mark.parametrize("param_format", ["bfloat16_kahan", "bfloat16_split16"])
 def test_own_tensors_come_bit_for_bit(kind, state_format, param_format, net, tmp_path):
     net.to(torch.bfloat16)

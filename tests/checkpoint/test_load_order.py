@@ -1,4 +1,6 @@
-"""Which parameter a number of a checkpoint means: it is known, or the load is refused. And what a load says that restores nothing."""
+"""Which parameter a number of a checkpoint means: it is known, or the load is refused. And what a
+load says that restores nothing.
+"""
 
 import warnings
 
@@ -12,7 +14,9 @@ FROM_FILE = pytest.mark.usefixtures("ckpt")
 
 
 class Words(nn.Module):
-    """An embedding before, between and behind layers of one shape, so that a number taken for another often fits."""
+    """An embedding before, between and behind layers of one shape,
+    so that a number taken for another often fits.
+    """
 
     def __init__(self):
         super().__init__()
@@ -87,10 +91,16 @@ def test_numbers_of_a_tied_weight_count_once(words, tmp_path):
 @FROM_FILE
 @pytest.mark.parametrize("given", ["all", "trained", "own"])
 def test_numbers_count_what_the_old_optimizer_was_given(words, tmp_path, given):
-    """All parameters, those that are trained, or those that this optimizer has: by how many there are."""
+    """All parameters, those that are trained,
+    or those that this optimizer has: by how many there are.
+    """
     words.first.requires_grad_(False)
     trained = [p for p in words.parameters() if p.requires_grad]
-    of = {"all": list(words.parameters()), "trained": trained, "own": list(words.second.parameters())}[given]  # fmt: skip
+    of = {
+        "all": list(words.parameters()),
+        "trained": trained,
+        "own": list(words.second.parameters()),
+    }[given]
     old = stepped(torch.optim.AdamW(of), [p for p in of if p.requires_grad])
     groups = lowbit.param_groups(words)
     if given == "own":
@@ -113,16 +123,24 @@ def test_numbers_that_are_not_the_models_are_refused(words, tmp_path):
 @FROM_FILE
 @pytest.mark.parametrize("names", [True, False])
 def test_shapes_that_fit_settle_nothing(tmp_path, names):
-    """Layer 0 must not receive layer 1's moments: groups in another order and without names are refused, and model= settles it."""
+    """Layer 0 must not receive layer 1's moments: groups in another order and without names are
+    refused, and model= settles it.
+    """
     net = layers()
     old = stepped(torch.optim.AdamW(net.parameters()), net.parameters())
     path = saved(tmp_path, old)
     named = list(net.named_parameters())
-    groups = [{"params": [named[1]] if names else [named[1][1]]}, {"params": [named[0]] if names else [named[0][1]]}]  # fmt: skip
+    groups = [
+        {"params": [named[1]] if names else [named[1][1]]},
+        {"params": [named[0]] if names else [named[0][1]]},
+    ]
     opt = lowbit.AdamW(groups, state_format="float32")
     with pytest.raises(ValueError, match=r"groups of \[2\].*here.*\[1, 1\].*model="):
         lowbit.load_optimizer(opt, path)
-    with pytest.raises(ValueError, match=r"different number of parameter groups.*load_optimizer\(opt, path, model=model\)"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"different number of parameter groups.*load_optimizer\(opt, path, model=model\)",
+    ):
         opt.load_state_dict(old.state_dict())
     assert untouched(opt)
     lowbit.load_optimizer(opt, path, model=net)
@@ -131,7 +149,9 @@ def test_shapes_that_fit_settle_nothing(tmp_path, names):
 
 @FROM_FILE
 def test_one_group_in_another_order(tmp_path):
-    """With model= numbers are the model's. Without, one group is taken in its order, as torch does."""
+    """With model= numbers are the model's. Without, one group is taken in its order,
+    as torch does.
+    """
     net = layers()
     old = stepped(torch.optim.AdamW(net.parameters()), net.parameters())
     opt = lowbit.AdamW(list(net.parameters())[::-1], state_format="float32")
@@ -172,7 +192,9 @@ def test_a_shape_that_does_not_fit_names_what_settles_it(words, tmp_path):
 
 @FROM_FILE
 def test_names_there_and_none_here(tmp_path):
-    """A file that names its parameters, an optimizer that does not: its groups must be cut alike."""
+    """A file that names its parameters,
+    an optimizer that does not: its groups must be cut alike.
+    """
     net = layers()
     old = stepped(torch.optim.AdamW(net.named_parameters()), net.parameters())
     path = saved(tmp_path, old)
@@ -222,14 +244,18 @@ def test_load_state_dict_goes_by_names_where_both_have_them():
 
 
 def test_load_state_dict_takes_torchs_numbers_with_fqns():
-    """As torch.distributed.checkpoint hands them over: keys are names in this order, beside `param_names` of the old one."""
+    """As torch.distributed.checkpoint hands them over: keys are names in this order, beside
+    `param_names` of the old one.
+    """
     net = layers()
     old = stepped(torch.optim.AdamW(net.named_parameters()), net.parameters())
     (a, _), (b, _) = net.named_parameters()
     content = old.state_dict()
     group = {**content["param_groups"][0], "params": [b, a], "param_names": [a, b]}
     opt = lowbit.AdamW(list(net.named_parameters())[::-1], state_format="float32")
-    opt.load_state_dict({"state": {a: content["state"][0], b: content["state"][1]}, "param_groups": [group]})  # fmt: skip
+    opt.load_state_dict(
+        {"state": {a: content["state"][0], b: content["state"][1]}, "param_groups": [group]}
+    )
     same_moments(opt, old, net.parameters())
 
 
@@ -258,10 +284,15 @@ def test_groups_of_other_sizes_say_what_settles_them():
 @FROM_FILE
 @pytest.mark.parametrize("load", ["load_state_dict", "file"])
 def test_settings_that_differ_among_the_sources_are_kept(tmp_path, load):
-    """A group here of parameters of two groups there: which decay it shall have is not known, so its own stays, and that is said."""
+    """A group here of parameters of two groups there: which decay it shall have is not known, so
+    its own stays, and that is said.
+    """
     net = layers()
     (n, a), (m, b) = net.named_parameters()
-    old = torch.optim.AdamW([{"params": [(n, a)], "weight_decay": 0.5}, {"params": [(m, b)], "weight_decay": 0.0}], lr=7e-3)  # fmt: skip
+    old = torch.optim.AdamW(
+        [{"params": [(n, a)], "weight_decay": 0.5}, {"params": [(m, b)], "weight_decay": 0.0}],
+        lr=7e-3,
+    )
     stepped(old, net.parameters())
     opt = lowbit.AdamW(net.named_parameters(), weight_decay=0.25, state_format="float32")
     with pytest.warns(UserWarning, match=r"group 0.*weight_decay.*0\.5, 0\.0.*0\.25"):
@@ -276,10 +307,19 @@ def test_settings_that_differ_among_the_sources_are_kept(tmp_path, load):
 @FROM_FILE
 @pytest.mark.parametrize("key", ["lr", "betas", "eps", "weight_decay"])
 def test_a_setting_that_is_none_is_kept(tmp_path, key):
-    """None where a number belongs, as of transformers' rate in relative steps: nothing is known of it, so its own stays, and that is said."""
+    """None where a number belongs, as of transformers' rate in relative steps: nothing is known of
+    it, so its own stays, and that is said.
+    """
     net = layers()
     old = stepped(torch.optim.AdamW(net.named_parameters(), lr=7e-3), net.parameters())
-    opt = lowbit.AdamW(net.named_parameters(), lr=0.5, eps=1e-3, betas=(0.5, 0.6), weight_decay=0.25, state_format="float32")  # fmt: skip
+    opt = lowbit.AdamW(
+        net.named_parameters(),
+        lr=0.5,
+        eps=1e-3,
+        betas=(0.5, 0.6),
+        weight_decay=0.25,
+        state_format="float32",
+    )
     own = opt.param_groups[0][key]
     old.param_groups[0][key] = None
     with pytest.warns(UserWarning, match=f"group 0 of .* has None for {key}: this optimizer keeps"):
@@ -316,7 +356,9 @@ def test_a_warning_points_at_the_caller():
 
 
 def test_what_has_nothing_to_restore_is_silent(tmp_path):
-    """An SGD without momentum keeps nothing, a state of lowbit before its first step is one, and so is what comes without trained parameters."""
+    """An SGD without momentum keeps nothing, a state of lowbit before its first step is one, and so
+    is what comes without trained parameters.
+    """
     net = layers()
     old = stepped(torch.optim.SGD(net.parameters(), lr=1.0), net.parameters())
     frozen = nn.Linear(64, 64).requires_grad_(False)
@@ -325,7 +367,9 @@ def test_what_has_nothing_to_restore_is_silent(tmp_path):
         lowbit.SGD(net.parameters(), lr=1.0).load_state_dict(old.state_dict())
         fresh = lowbit.AdamW(net.parameters())
         lowbit.AdamW(net.parameters()).load_state_dict(fresh.state_dict())
-        lowbit.AdamW(frozen.parameters()).load_state_dict(torch.optim.AdamW(frozen.parameters()).state_dict())  # fmt: skip
+        lowbit.AdamW(frozen.parameters()).load_state_dict(
+            torch.optim.AdamW(frozen.parameters()).state_dict()
+        )
 
 
 def test_state_under_other_keys_than_the_groups_is_refused():
@@ -342,7 +386,13 @@ def test_state_under_other_keys_than_the_groups_is_refused():
 # State of others
 
 
-BITSANDBYTES = {"step": 3, "state1": torch.zeros(64, 64, dtype=torch.uint8), "state2": torch.zeros(64, 64, dtype=torch.uint8), "qmap1": torch.zeros(256), "absmax1": torch.zeros(16)}  # fmt: skip
+BITSANDBYTES = {
+    "step": 3,
+    "state1": torch.zeros(64, 64, dtype=torch.uint8),
+    "state2": torch.zeros(64, 64, dtype=torch.uint8),
+    "qmap1": torch.zeros(256),
+    "absmax1": torch.zeros(16),
+}
 
 
 @pytest.mark.parametrize(
@@ -390,7 +440,13 @@ def test_numbers_of_others_go_by_the_model_too(words, tmp_path):
         i: {"step": i + 1, "state1": torch.full_like(p, i + 1.0), "state2": torch.ones_like(p)}
         for i, p in enumerate(words.parameters())
     }
-    group = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.0, "params": list(state)}  # fmt: skip
+    group = {
+        "lr": 1e-3,
+        "betas": (0.9, 0.999),
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "params": list(state),
+    }
     torch.save({"state": state, "param_groups": [group]}, tmp_path / "run.pt")
     opt = lowbit.AdamW(lowbit.param_groups(words), state_format="float32")
     with pytest.raises(ValueError, match="model="):
@@ -402,7 +458,9 @@ def test_numbers_of_others_go_by_the_model_too(words, tmp_path):
 
 @FROM_FILE
 def test_two_orders_that_fit_are_told(tmp_path):
-    """Where every shape fits the order of the model and that of the optimizer, numbers alone say nothing."""
+    """Where every shape fits the order of the model and that of the optimizer,
+    numbers alone say nothing.
+    """
 
     class Tied(nn.Module):
         def __init__(self):
@@ -414,7 +472,9 @@ def test_two_orders_that_fit_are_told(tmp_path):
     model = Tied()
     old = stepped(torch.optim.AdamW(model.parameters()), model.parameters())
     opt = lowbit.AdamW(lowbit.param_groups(model), state_format="float32")
-    with pytest.warns(UserWarning, match="every shape fits both: 'tokens.weight' would be 'first.weight'"):  # fmt: skip
+    with pytest.warns(
+        UserWarning, match="every shape fits both: 'tokens.weight' would be 'first.weight'"
+    ):
         lowbit.load_optimizer(opt, saved(tmp_path, old), model=model)
     same_moments(opt, old, model.parameters())
 
@@ -451,7 +511,9 @@ def test_numbers_of_the_groups_of_another_program(words, tmp_path, file):
 
 @FROM_FILE
 def test_numbers_of_another_program_are_taken_once(tmp_path):
-    """Found by its order in the file, state is in the optimizer's own: the load must not reorder it again."""
+    """Found by its order in the file,
+    state is in the optimizer's own: the load must not reorder it again.
+    """
     net = layers()
     first, second = net.parameters()
     old = stepped(torch.optim.AdamW([second, first]), net.parameters())

@@ -1,4 +1,6 @@
-"""A float32 run goes on in 8 bits: torch AdamW for 100 steps, its file or its directory loaded into lowbit, 100 more."""
+"""A float32 run goes on in 8 bits: torch AdamW for 100 steps,
+its file or its directory loaded into lowbit, 100 more.
+"""
 
 import copy
 import pathlib
@@ -110,8 +112,9 @@ def half(runs):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_loss_goes_on(runs, half, text, tmp_path, dtype):
-    """However it is loaded, it is the same optimizer. The resumed loss lies within the spread of three float32 runs, widened by half of it on each side:
-    three runs show two thirds of a spread."""
+    """However it is loaded, it is the same optimizer. The resumed loss lies within the spread of
+    three float32 runs, widened by half of it on each side: three runs show two thirds of a spread.
+    """
     net, old = half
     net.to(dtype)
     loaded = []
@@ -127,10 +130,15 @@ def test_the_loss_goes_on(runs, half, text, tmp_path, dtype):
     for kind, opt in zip(KINDS, loaded, strict=True):
         for p in net.parameters():
             assert set(opt.state[p]) == set(loaded[0].state[p]), kind
-            assert all(torch.equal(t, loaded[0].state[p][key]) for key, t in opt.state[p].items()), kind  # fmt: skip
+            assert all(
+                torch.equal(t, loaded[0].state[p][key]) for key, t in opt.state[p].items()
+            ), kind
     loss = train(net, loaded[0], text, STEPS)
     low, high = min(runs[1]), max(runs[1])
-    print(f"\nfloat32, 3 seeds, after 200 steps {[f'{x:.3f}' for x in runs[1]]}; 8-bit from 100 on, {dtype}: {loss:.5f}")  # fmt: skip
+    print(
+        f"\nfloat32, 3 seeds, after 200 steps {[f'{x:.3f}' for x in runs[1]]}; 8-bit from 100 on, "
+        f"{dtype}: {loss:.5f}"
+    )
     margin = (high - low) / 2
     assert low - margin <= loss <= high + margin, f"{loss} outside {low}..{high}"
 
@@ -181,7 +189,9 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
 
 
 def test_parameters_of_groups_cut_otherwise_are_found_by_name(tmp_path):
-    """torch numbers parameters group by group, and matrices of one shape would be taken for each other."""
+    """torch numbers parameters group by group,
+    and matrices of one shape would be taken for each other.
+    """
     torch.manual_seed(0)
     net = nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(3)))
     old = torch.optim.AdamW(net.named_parameters())

@@ -1,4 +1,6 @@
-"""Checkpoints in object stores, through fsspec's own store in memory: ranges that are read, objects that are written, and what goes wrong on the way."""
+"""Checkpoints in object stores, through fsspec's own store in memory: ranges that are read, objects
+that are written, and what goes wrong on the way.
+"""
 
 import pathlib
 import pickle
@@ -53,7 +55,9 @@ class Store:
 
         monkeypatch.setattr(MemoryFileSystem, "cat_file", counted)
         for name in WRITES:
-            monkeypatch.setattr(MemoryFileSystem, name, self._write(name, getattr(MemoryFileSystem, name)))  # fmt: skip
+            monkeypatch.setattr(
+                MemoryFileSystem, name, self._write(name, getattr(MemoryFileSystem, name))
+            )
 
     def _write(self, name, does):
         def write(fs, *arguments, **options):
@@ -106,11 +110,15 @@ def without_paths(report):
 def test_a_url_is_read_as_a_path_is(saved, store, name):
     store.put(saved / name, f"/bucket/{name}")
     url = f"memory://bucket/{name}"
-    assert without_paths(checkpoint.inspect(url, digest=True)) == without_paths(checkpoint.inspect(saved / name, digest=True))  # fmt: skip
+    assert without_paths(checkpoint.inspect(url, digest=True)) == without_paths(
+        checkpoint.inspect(saved / name, digest=True)
+    )
     assert checkpoint.verify(url, threads=4)["ok"]
     assert checkpoint.diff(url, saved / name, bytes=True)["same"]
     with_slash = checkpoint.Checkpoint.open(f"{url}/")
-    assert with_slash.read("model.0.weight") == checkpoint.Checkpoint(saved / name).read("model.0.weight")  # fmt: skip
+    assert with_slash.read("model.0.weight") == checkpoint.Checkpoint(saved / name).read(
+        "model.0.weight"
+    )
     with_slash.finish()
 
 
@@ -125,9 +133,8 @@ def test_inspect_reads_the_index_and_no_tensor(store, tmp_path):
     torch.save(state, tmp_path / "run.pt")
     store.put(tmp_path / "run.pt", "/bucket/run.pt")
     checkpoint.inspect("memory://bucket/run.pt")
-    assert store.read["run.pt"] <= 8 * (
-        16 << 10
-    )  # a block at the end, and one where each record begins
+    # a block at the end, and one where each record begins
+    assert store.read["run.pt"] <= 8 * (16 << 10)
     assert len(store.requests) < 20
 
 
@@ -153,14 +160,20 @@ def test_a_universal_checkpoint_goes_to_no_store(store, tmp_path, monkeypatch):
     (tmp_path / "tmp").mkdir()
     torch.save({"w": torch.ones(3)}, tmp_path / "a.pt")
     for dry_run in (False, True):
-        with pytest.raises(checkpoint.CheckpointError, match=r"memory://bucket/u: .*local folder") as caught:  # fmt: skip
-            checkpoint.convert(tmp_path / "a.pt", "memory://bucket/u", container="universal", dry_run=dry_run)  # fmt: skip
+        with pytest.raises(
+            checkpoint.CheckpointError, match=r"memory://bucket/u: .*local folder"
+        ) as caught:
+            checkpoint.convert(
+                tmp_path / "a.pt", "memory://bucket/u", container="universal", dry_run=dry_run
+            )
         assert caught.value.code == 2
     assert not list((tmp_path / "tmp").iterdir()) and not store.fs.exists("/bucket/u")
 
 
 def test_every_operation_reads_ranges_and_each_byte_once(store, tmp_path):
-    """What docs/object-stores.md says of each: of a large directory, the data once, but for blocks at the ends."""
+    """What docs/object-stores.md says of each: of a large directory, the data once,
+    but for blocks at the ends.
+    """
     url, state = "memory://bucket/run", {f"w{i}": torch.randn(1 << 20) for i in range(4)}
     dcp.save(state, storage_writer=checkpoint.Writer(url), no_dist=True)
     (data,) = (name for name in store.names("/bucket/run") if name.endswith(".distcp"))
@@ -191,13 +204,18 @@ def test_any_ranges_in_any_order_give_the_bytes(store, tmp_path):
         boxes = []
         for i in range(400):
             rows, columns = (int(torch.randint(1, 40 if i % 4 else n, ())) for n in (2000, 1000))
-            at = [int(torch.randint(0, n - size + 1, ())) for n, size in ((3000, rows), (1000, columns))]  # fmt: skip
+            at = [
+                int(torch.randint(0, n - size + 1, ()))
+                for n, size in ((3000, rows), (1000, columns))
+            ]
             boxes.append((at, torch.zeros(rows, columns)))
         wanted = [("w", at, list(into.shape), into.data_ptr(), into.nbytes) for at, into in boxes]
         for threads in (1, 4):
             read.read_into(wanted, threads, False, None)
             for (row, column), into in boxes:
-                assert torch.equal(into, t[row : row + into.shape[0], column : column + into.shape[1]])  # fmt: skip
+                assert torch.equal(
+                    into, t[row : row + into.shape[0], column : column + into.shape[1]]
+                )
                 into.zero_()
 
 
@@ -214,7 +232,12 @@ def test_a_command_writes_a_url(saved, store):
             again(source, target, world_size=2)
         assert caught.value.code == 2
     assert checkpoint.convert(source, target, to="lowbit", world_size=2, force=True)
-    assert store.names("/bucket/three") == [".metadata", "__0_1.distcp", "__1_1.distcp", "lowbit.json"]  # fmt: skip
+    assert store.names("/bucket/three") == [
+        ".metadata",
+        "__0_1.distcp",
+        "__1_1.distcp",
+        "lowbit.json",
+    ]
     assert checkpoint.verify(target)["ok"]
     for name in ("one.pt", "one.safetensors"):
         checkpoint.convert(target, f"memory://bucket/{name}")
@@ -237,7 +260,9 @@ def test_what_is_not_replaced(saved, store):
         ):
             checkpoint.reshard("memory://bucket/run", target, world_size=2, force=True)
     with pytest.raises(checkpoint.CheckpointError, match="lies in the source memory://bucket/run"):
-        checkpoint.convert("memory://bucket/run", "memory://bucket/run/.metadata", container="torch", force=True)  # fmt: skip
+        checkpoint.convert(
+            "memory://bucket/run", "memory://bucket/run/.metadata", container="torch", force=True
+        )
     checkpoint.verify("memory://bucket/run")
     with pytest.raises(checkpoint.CheckpointError, match="exists and is a folder"):
         checkpoint.convert(saved / "run.pt", "memory://bucket/run", force=True)
@@ -248,7 +273,11 @@ def test_what_is_not_replaced(saved, store):
 
 
 def save(seed, url, **options):
-    state = {"w": torch.full((300, 300), float(seed)), "b": torch.full((3,), float(seed)), "step": seed}  # fmt: skip
+    state = {
+        "w": torch.full((300, 300), float(seed)),
+        "b": torch.full((3,), float(seed)),
+        "step": seed,
+    }
     dcp.save(state, storage_writer=checkpoint.Writer(url, **options), no_dist=True)
 
 
@@ -269,7 +298,9 @@ def test_a_save_and_a_load(store):
     assert store.names("/bucket/run") == [".metadata", "__0_1.distcp", "lowbit.json"]
     with pytest.raises(BaseException, match="exists; overwrite=True"):
         save(3, url, overwrite=False)
-    dcp.async_save({"w": torch.ones(3)}, checkpoint_id=url, storage_writer=checkpoint.Writer(), no_dist=True).result()  # fmt: skip
+    dcp.async_save(
+        {"w": torch.ones(3)}, checkpoint_id=url, storage_writer=checkpoint.Writer(), no_dist=True
+    ).result()
     assert checkpoint.Checkpoint(url).read("w") == b"\0\0\x80?" * 3
 
 
@@ -327,7 +358,10 @@ def test_an_upload_that_fails_leaves_nothing(saved, store, monkeypatch):
         return put(fs, local, path, **options)
 
     monkeypatch.setattr(MemoryFileSystem, "put_file", full)
-    with pytest.raises(checkpoint.CheckpointError, match=r"memory://bucket/x/__1_0.distcp: cannot write it: OSError: quota exceeded"):  # fmt: skip
+    with pytest.raises(
+        checkpoint.CheckpointError,
+        match=r"memory://bucket/x/__1_0.distcp: cannot write it: OSError: quota exceeded",
+    ):
         checkpoint.reshard(saved / "run", "memory://bucket/x", world_size=3)
     assert store.names("/bucket/x") == []
 
@@ -346,11 +380,16 @@ def test_what_changes_while_it_is_read_is_noticed(saved, store):
     file.read("model.0.weight")
     content = store.fs.store["/bucket/run/__0_0.distcp"].getvalue()
     store.fs.pipe_file("/bucket/run/__0_0.distcp", content)  # the same bytes, another object
-    with pytest.raises(checkpoint.CheckpointError, match=r"__0_0.distcp: changed while it was read"):  # fmt: skip
+    with pytest.raises(
+        checkpoint.CheckpointError, match=r"__0_0.distcp: changed while it was read"
+    ):
         file.finish()
     file = checkpoint.Checkpoint(url)
     store.fs.pipe_file("/bucket/run/__0_0.distcp", content[: len(content) // 2])
-    with pytest.raises(checkpoint.CheckpointError, match=r"memory://bucket/run/__0_0.distcp: returned \d+ bytes for range \d+-\d+"):  # fmt: skip
+    with pytest.raises(
+        checkpoint.CheckpointError,
+        match=r"memory://bucket/run/__0_0.distcp: returned \d+ bytes for range \d+-\d+",
+    ):
         for name in file.tensors:
             file.read(name)
     with pytest.raises(checkpoint.CheckpointError, match="the file is cut off"):
@@ -419,7 +458,11 @@ def test_state_loads_into_an_optimizer(saved, store):
 
 def test_threads_read_at_once(store, tmp_path):
     """Each request lets go of the GIL; nothing waits for itself."""
-    dcp.save({f"w{i}": torch.randn(64, 1024) for i in range(16)}, checkpoint_id=tmp_path / "run", no_dist=True)  # fmt: skip
+    dcp.save(
+        {f"w{i}": torch.randn(64, 1024) for i in range(16)},
+        checkpoint_id=tmp_path / "run",
+        no_dist=True,
+    )
     store.put(tmp_path / "run", "/bucket/run")
     at_once, most, lock = 0, 0, threading.Lock()
 
@@ -451,7 +494,9 @@ def test_ctrl_c_in_a_request_is_ctrl_c(saved, store):
 
 
 def test_errors_say_what_to_do(store, monkeypatch):
-    with pytest.raises(checkpoint.CheckpointError, match="cannot open memory://bucket/none: No such file"):  # fmt: skip
+    with pytest.raises(
+        checkpoint.CheckpointError, match="cannot open memory://bucket/none: No such file"
+    ):
         checkpoint.inspect("memory://bucket/none")
     with pytest.raises(checkpoint.CheckpointError, match=r"nosuch://x: cannot open it: .*nosuch"):
         checkpoint.inspect("nosuch://x")
@@ -485,7 +530,10 @@ def test_messages_name_the_url(saved, store):
         resource.setrlimit(resource.RLIMIT_FSIZE, limit)
         signal.signal(signal.SIGXFSZ, before)
     said = caught.value.text
-    assert said.startswith("memory://bucket/c.pt is written to TMPDIR first: ") and "/c.pt grows beyond" in said  # fmt: skip
+    assert (
+        said.startswith("memory://bucket/c.pt is written to TMPDIR first: ")
+        and "/c.pt grows beyond" in said
+    )
     assert caught.value.code == 1 and not store.fs.exists("/bucket/c.pt")
 
 
@@ -495,7 +543,11 @@ def test_a_file_url_is_a_path(saved):
 
 
 def test_the_program_sends_to_python(saved, tmp_path):
-    for arguments in (["inspect", "s3://bucket/run"], ["reshard", saved / "run", "s3://bucket/two", "--world-size", "2"], ["convert", saved / "run", "s3://bucket/x.pt"]):  # fmt: skip
+    for arguments in (
+        ["inspect", "s3://bucket/run"],
+        ["reshard", saved / "run", "s3://bucket/two", "--world-size", "2"],
+        ["convert", saved / "run", "s3://bucket/x.pt"],
+    ):
         done = subprocess.run(["lowbit-ckpt", *arguments], capture_output=True, text=True)
         assert done.returncode == 2 and "lowbit.checkpoint.inspect" in done.stderr, done.stderr
         assert "s3://bucket/" in done.stderr

@@ -1,4 +1,6 @@
-"""Checkpoints in S3: moto's server on this machine, through s3fs. Several ranks, a kill in the middle of a save, and credentials that do not fit."""
+"""Checkpoints in S3: moto's server on this machine, through s3fs. Several ranks, a kill in the
+middle of a save, and credentials that do not fit.
+"""
 
 import gc
 import pathlib
@@ -32,13 +34,19 @@ WORKER = pathlib.Path(storage_worker.__file__)
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory):
-    """The URL of a server that lives as long as this file's tests, with an empty bucket; every process finds it, by fsspec's own variables."""
+    """The URL of a server that lives as long as this file's tests, with an empty bucket; every
+    process finds it, by fsspec's own variables.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     log = tmp_path_factory.mktemp("moto") / "log"
     with log.open("w") as out:
-        process = subprocess.Popen([sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)], stdout=out, stderr=out)  # fmt: skip
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=out,
+            stderr=out,
+        )
     url = f"http://127.0.0.1:{port}"
     for _ in range(600):
         try:
@@ -82,7 +90,11 @@ def test_a_checkpoint_goes_there_and_back(options, tmp_path):
         else:
             assert pickle.loads(there).storage_meta.checkpoint_id == "s3://bucket/there/three"
     loaded = {"w": torch.zeros(512, 3000), "b": torch.zeros(7).bfloat16(), "step": 0}
-    dcp.load(loaded, storage_reader=checkpoint.Reader("s3://bucket/there/three", storage_options=options), no_dist=True)  # fmt: skip
+    dcp.load(
+        loaded,
+        storage_reader=checkpoint.Reader("s3://bucket/there/three", storage_options=options),
+        no_dist=True,
+    )
     assert all(torch.equal(torch.as_tensor(state[k]), torch.as_tensor(loaded[k])) for k in state)
     checkpoint.convert(url, "s3://bucket/there/one.pt", storage_options=options)
     assert checkpoint.diff(url, "s3://bucket/there/one.pt", storage_options=options)["same"]
@@ -103,7 +115,9 @@ def test_an_optimizer_is_inspected_and_loaded_from_there(options):
     other = lowbit.AdamW(model.named_parameters(), lr=0.5)
     lowbit.load_optimizer(other, url, model=model, storage_options=options)
     for name, value in opt.state[model.weight].items():
-        assert torch.equal(torch.as_tensor(other.state[model.weight][name]), torch.as_tensor(value)), name  # fmt: skip
+        assert torch.equal(
+            torch.as_tensor(other.state[model.weight][name]), torch.as_tensor(value)
+        ), name
     assert other.param_groups[0]["lr"] == 1e-3
 
 
@@ -112,21 +126,27 @@ def test_ranks_save_and_load(pool, options, dim, other):
     url = f"s3://bucket/ranks/{dim}-{other}"
     read = pool.run(3, "storage_worker", "there_and_back", url, options, dim, other)
     assert all(bad == [] for bad, _, _ in read)
-    assert (
-        sum(received for _, _, received in read) > 0
-    )  # of what all of them need, one asks the store
+    # of what all of them need, one asks the store
+    assert sum(received for _, _, received in read) > 0
     assert checkpoint.verify(url, storage_options=options)["ok"]
 
 
 def run_ranks(arguments, ranks, **options):
-    return [subprocess.Popen([sys.executable, str(WORKER), *arguments, str(rank), str(ranks)], text=True, **options) for rank in range(ranks)]  # fmt: skip
+    return [
+        subprocess.Popen(
+            [sys.executable, str(WORKER), *arguments, str(rank), str(ranks)], text=True, **options
+        )
+        for rank in range(ranks)
+    ]
 
 
 def test_a_killed_save_leaves_the_last_checkpoint_whole(options, everywhere, tmp_path):
     """Two ranks save over and over to one URL, and are killed at a random moment."""
     chance, url = random.Random(1), "s3://bucket/killed/run"
     for number in range(2):
-        started = run_ranks(["until_killed", f"{tmp_path}/store{number}", url], 2, stdout=subprocess.PIPE)  # fmt: skip
+        started = run_ranks(
+            ["until_killed", f"{tmp_path}/store{number}", url], 2, stdout=subprocess.PIPE
+        )
         assert started[0].stdout.readline().strip() == "0"
         time.sleep(chance.random())
         for process in started:
@@ -138,7 +158,11 @@ def test_a_killed_save_leaves_the_last_checkpoint_whole(options, everywhere, tmp
         assert checkpoint.verify(url, storage_options=options)["ok"]
         held = [seed for seed in (last, last + 1) if _holds(url, options, seed)]
         assert len(held) == 1
-    dcp.save(storage_worker.state(0, 99), storage_writer=checkpoint.Writer(url, storage_options=options), no_dist=True)  # fmt: skip
+    dcp.save(
+        storage_worker.state(0, 99),
+        storage_writer=checkpoint.Writer(url, storage_options=options),
+        no_dist=True,
+    )
     assert _holds(url, options, 99)
     assert len(s3fs.S3FileSystem(**options).ls("bucket/killed/run", refresh=True)) == 3
 
@@ -154,7 +178,8 @@ def test_a_first_save_that_is_killed_is_no_checkpoint(options, everywhere):
         "import os, signal, torch, torch.distributed.checkpoint as dcp\n"
         "from lowbit import checkpoint\nfrom lowbit.checkpoint.upload import Upload\n"
         "Upload.publish = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
-        "dcp.save({'w': torch.ones(3)}, storage_writer=checkpoint.Writer('s3://bucket/first/run'), no_dist=True)\n"
+        "dcp.save({'w': torch.ones(3)}, storage_writer=checkpoint.Writer('s3://bucket/first/run'), "
+        "no_dist=True)\n"
     )
     assert subprocess.run([sys.executable, "-c", script]).returncode == -signal.SIGKILL
     with pytest.raises(checkpoint.CheckpointError, match="the save did not finish"):
@@ -162,7 +187,9 @@ def test_a_first_save_that_is_killed_is_no_checkpoint(options, everywhere):
 
 
 def test_what_is_wrong_is_one_clear_error(options, server, monkeypatch):
-    with pytest.raises(checkpoint.CheckpointError, match="cannot open s3://bucket/none: No such file"):  # fmt: skip
+    with pytest.raises(
+        checkpoint.CheckpointError, match="cannot open s3://bucket/none: No such file"
+    ):
         checkpoint.inspect("s3://bucket/none", storage_options=options)
     with pytest.raises(checkpoint.CheckpointError, match="s3://nobody/none"):
         checkpoint.inspect("s3://nobody/none", storage_options=options)
@@ -187,7 +214,9 @@ def test_what_is_wrong_is_one_clear_error(options, server, monkeypatch):
     try:
         stranger = {**options, "key": "AKIASTRANGER", "secret": "wrong"}
         for doing in (checkpoint.inspect, checkpoint.verify):
-            with pytest.raises(checkpoint.CheckpointError, match=f"{url}: cannot open it: .*check the credentials"):  # fmt: skip
+            with pytest.raises(
+                checkpoint.CheckpointError, match=f"{url}: cannot open it: .*check the credentials"
+            ):
                 doing(url, storage_options=stranger)
     finally:
         requests(f"{server}/moto-api/reset-auth", b"inf")
@@ -200,5 +229,7 @@ def test_what_is_wrong_is_one_clear_error(options, server, monkeypatch):
 
 
 def requests(url, body):
-    asked = urllib.request.Request(url, data=body, method="POST", headers={"Content-Type": "text/plain"})  # fmt: skip
+    asked = urllib.request.Request(
+        url, data=body, method="POST", headers={"Content-Type": "text/plain"}
+    )
     urllib.request.urlopen(asked, timeout=10).read()

@@ -1,4 +1,6 @@
-"""What lies in a folder besides a checkpoint outlives every save, `--force` and `force=True`, on disks and in stores."""
+"""What lies in a folder besides a checkpoint outlives every save, `--force` and `force=True`,
+on disks and in stores.
+"""
 
 import os
 import pathlib
@@ -16,7 +18,15 @@ from storage_files import holds, save
 
 from lowbit import checkpoint
 
-OTHERS = ("config.json", "meta.pt", "notes.metadata", "hf/config.json", "hf/deep/er.distcp", "link", ".hidden")  # fmt: skip
+OTHERS = (
+    "config.json",
+    "meta.pt",
+    "notes.metadata",
+    "hf/config.json",
+    "hf/deep/er.distcp",
+    "link",
+    ".hidden",
+)
 
 
 def with_others(path) -> None:
@@ -37,7 +47,9 @@ def others_are_there(path) -> bool:
 
 
 def own(path) -> list[str]:
-    return sorted({p.name for p in pathlib.Path(path).iterdir()} - {n.split("/")[0] for n in OTHERS})  # fmt: skip
+    return sorted(
+        {p.name for p in pathlib.Path(path).iterdir()} - {n.split("/")[0] for n in OTHERS}
+    )
 
 
 def numbers(path) -> str:
@@ -150,7 +162,9 @@ def test_force_keeps_what_is_not_the_checkpoint_s(tmp_path, command):
 
     if command == "convert --part":
         with pytest.raises(checkpoint.CheckpointError, match="leave out force=True"):
-            checkpoint.reshard(tmp_path / "a", tmp_path / "b", world_size=3, part=(0, 2), force=True)  # fmt: skip
+            checkpoint.reshard(
+                tmp_path / "a", tmp_path / "b", world_size=3, part=(0, 2), force=True
+            )
         assert holds(tmp_path / "b", 1) and others_are_there(tmp_path / "b")
         return
     with pytest.raises(checkpoint.CheckpointError, match="exists; force=True replaces it"):
@@ -159,7 +173,11 @@ def test_force_keeps_what_is_not_the_checkpoint_s(tmp_path, command):
         again(tmp_path / "a", tmp_path / "b", force=True, dry_run=True)
         again(tmp_path / "a", tmp_path / "b", force=True)
         assert others_are_there(tmp_path / "b") and holds(tmp_path / "b", 0)
-        assert own(tmp_path / "b") == [".metadata", *(f"__{r}_{number}.distcp" for r in range(3)), "lowbit.json"]  # fmt: skip
+        assert own(tmp_path / "b") == [
+            ".metadata",
+            *(f"__{r}_{number}.distcp" for r in range(3)),
+            "lowbit.json",
+        ]
         assert checkpoint.verify(tmp_path / "b")["ok"]
     again(tmp_path / "a", tmp_path / "b", force=True, manifest=False)
     assert "lowbit.json" not in own(tmp_path / "b") and holds(tmp_path / "b", 0)
@@ -174,15 +192,28 @@ def test_names_like_a_checkpoint_s_make_none(tmp_path):
     for name in ("thesis.txt", "notes.metadata", "x.distcp", "__1.distcp", "__a_0.distcp"):
         (home / name).write_text("years")
     before = sorted(os.listdir(home))
-    with pytest.raises(checkpoint.CheckpointError, match="something else than a checkpoint") as caught:  # fmt: skip
+    with pytest.raises(
+        checkpoint.CheckpointError, match="something else than a checkpoint"
+    ) as caught:
         checkpoint.convert(tmp_path / "a", home, container="dcp", force=True)
     assert "notes.metadata" in caught.value.text and "--force" not in caught.value.text
     assert sorted(os.listdir(home)) == before
 
 
 def test_a_folder_of_deepspeed_is_not_mixed_with_other_files(tmp_path):
-    state = {"step": torch.tensor(2.0), "exp_avg": torch.randn(4, 5), "exp_avg_sq": torch.rand(4, 5)}  # fmt: skip
-    group = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "amsgrad": False, "params": ["w"]}  # fmt: skip
+    state = {
+        "step": torch.tensor(2.0),
+        "exp_avg": torch.randn(4, 5),
+        "exp_avg_sq": torch.rand(4, 5),
+    }
+    group = {
+        "lr": 0.1,
+        "betas": (0.9, 0.99),
+        "eps": 1e-8,
+        "weight_decay": 0.0,
+        "amsgrad": False,
+        "params": ["w"],
+    }
     optimizer = {"state": {"w": state}, "param_groups": [group]}
     source = tmp_path / "a.pt"
     torch.save({"model": {"w": torch.randn(4, 5)}, "optim": optimizer}, source)
@@ -210,7 +241,9 @@ def test_a_folder_of_deepspeed_is_not_mixed_with_other_files(tmp_path):
 
 @pytest.mark.parametrize("store", [False, True])
 def test_files_that_stay_behind_are_named(tmp_path, store):
-    """reshard and convert write the checkpoint alone: Lightning takes its folder for one by meta.pt."""
+    """reshard and convert write the checkpoint alone: Lightning takes its folder for one by
+    meta.pt.
+    """
     source = tmp_path / "a"
     save(storage_worker.state(0), source)
     assert checkpoint.reshard(source, tmp_path / "none", world_size=2)["warnings"] == []
@@ -224,11 +257,22 @@ def test_files_that_stay_behind_are_named(tmp_path, store):
         given = f"memory://behind-{tmp_path.name}/a"
         fsspec.filesystem("memory").put(str(source), given, recursive=True)
     said = [
-        "config.json, hf and meta.pt beside the checkpoint: not copied to the target; Lightning resumes only where its meta.pt lies too: copy that"
+        (
+            "config.json, hf and meta.pt beside the checkpoint: not copied to the target; "
+            "Lightning resumes only where its meta.pt lies too: copy that"
+        )
     ]
     for number, options in enumerate(({}, {"dry_run": True})):
-        assert checkpoint.reshard(given, tmp_path / f"b{number}", world_size=2, **options)["warnings"] == said  # fmt: skip
-        assert checkpoint.convert(given, tmp_path / f"c{number}", container="dcp", **options)["warnings"] == said  # fmt: skip
+        assert (
+            checkpoint.reshard(given, tmp_path / f"b{number}", world_size=2, **options)["warnings"]
+            == said
+        )
+        assert (
+            checkpoint.convert(given, tmp_path / f"c{number}", container="dcp", **options)[
+                "warnings"
+            ]
+            == said
+        )
         assert checkpoint.convert(given, tmp_path / f"{number}.pt", **options)["warnings"] == said
     assert not (tmp_path / "b0" / "meta.pt").exists()
     (source / "meta.pt").unlink()
@@ -260,7 +304,9 @@ def test_a_checkpoint_is_not_written_into_its_source(tmp_path):
 
 @pytest.fixture(scope="module")
 def killed_at(tmp_path_factory):
-    """Saves once in a process that is killed before its n-th change of a folder's names, on a file system with or without renameat2's flags."""
+    """Saves once in a process that is killed before its n-th change of a folder's names, on a file
+    system with or without renameat2's flags.
+    """
     compiler = shutil.which("cc") or shutil.which("gcc")
     need("cc", bool(compiler), "no C compiler")
     folder = tmp_path_factory.mktemp("shim")
@@ -285,7 +331,9 @@ def killed_at(tmp_path_factory):
         int rename(const char* a, const char* b) { return count(b), syscall(SYS_rename, a, b); }
         int unlink(const char* a) { return count(a), syscall(SYS_unlink, a); }
         """)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
+    )
     program = (
         "import os, storage_files, storage_worker, sys\n"
         "storage_files.save(storage_worker.state(0, 9), sys.argv[1] + '-warm')\n"
@@ -304,9 +352,18 @@ def killed_at(tmp_path_factory):
     def each(path, **more):
         """Yields the number of a save and whether it was killed, one after another."""
         with subprocess.Popen(
-            [sys.executable, "-c", program, path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "LD_PRELOAD": str(folder / "shim.so"), "KILL_AT": "0", "PYTHONPATH": os.pathsep.join(sys.path), **more},
-        ) as process:  # fmt: skip
+            [sys.executable, "-c", program, path],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env={
+                **os.environ,
+                "LD_PRELOAD": str(folder / "shim.so"),
+                "KILL_AT": "0",
+                "PYTHONPATH": os.pathsep.join(sys.path),
+                **more,
+            },
+        ) as process:
             while line := process.stdout.readline():
                 number, end = map(int, line.split())
                 assert end in (0, signal.SIGKILL)
@@ -321,7 +378,9 @@ def killed_at(tmp_path_factory):
 
 
 @pytest.mark.parametrize("more", [{}, {"WITHOUT_FLAGS": "1"}], ids=["renameat2", "NFS"])
-def test_a_kill_between_any_two_steps_leaves_one_checkpoint_and_all_other_files(tmp_path, killed_at, more):  # fmt: skip
+def test_a_kill_between_any_two_steps_leaves_one_checkpoint_and_all_other_files(
+    tmp_path, killed_at, more
+):
     path = tmp_path / "run"
     with_others(path)
     save(storage_worker.state(0), path)

@@ -31,19 +31,40 @@ def size(*n):
 
 def writes():
     chunk = ChunkStorageMetadata(size(2, 0), size(2, 3))
-    odd = TensorProperties(torch.bfloat16, requires_grad=True, memory_format=torch.preserve_format, pin_memory=True)  # fmt: skip
+    odd = TensorProperties(
+        torch.bfloat16, requires_grad=True, memory_format=torch.preserve_format, pin_memory=True
+    )
     return [
-        WriteItem(MetadataIndex("a", size(2, 0)), WriteItemType.SHARD, None, TensorWriteData(chunk, TensorProperties(torch.uint8), size(4, 3))),
-        WriteItem(MetadataIndex("b", size(), 1), WriteItemType.TENSOR, None, TensorWriteData(ChunkStorageMetadata(size(), size()), odd, size())),
+        WriteItem(
+            MetadataIndex("a", size(2, 0)),
+            WriteItemType.SHARD,
+            None,
+            TensorWriteData(chunk, TensorProperties(torch.uint8), size(4, 3)),
+        ),
+        WriteItem(
+            MetadataIndex("b", size(), 1),
+            WriteItemType.TENSOR,
+            None,
+            TensorWriteData(ChunkStorageMetadata(size(), size()), odd, size()),
+        ),
         WriteItem(MetadataIndex("a.b"), WriteItemType.BYTE_IO),
-    ]  # fmt: skip
+    ]
 
 
 def reads():
     return [
-        ReadItem(LoadItemType.TENSOR, MetadataIndex("a", size(1), 0), size(0), MetadataIndex("a", size(4), 3), size(2), size(5)),
-        ReadItem(LoadItemType.BYTE_IO, MetadataIndex("b"), size(0), MetadataIndex("b"), size(0), size(0)),
-    ]  # fmt: skip
+        ReadItem(
+            LoadItemType.TENSOR,
+            MetadataIndex("a", size(1), 0),
+            size(0),
+            MetadataIndex("a", size(4), 3),
+            size(2),
+            size(5),
+        ),
+        ReadItem(
+            LoadItemType.BYTE_IO, MetadataIndex("b"), size(0), MetadataIndex("b"), size(0), size(0)
+        ),
+    ]
 
 
 def exactly(a, b):
@@ -67,13 +88,17 @@ class Mine(ReadItem):
 
 
 def test_items_of_other_classes_are_left_as_they_are():
-    own = Mine(**{f.name: getattr(reads()[0], f.name) for f in dataclasses.fields(ReadItem)}, more=7)  # fmt: skip
+    own = Mine(
+        **{f.name: getattr(reads()[0], f.name) for f in dataclasses.fields(ReadItem)}, more=7
+    )
     for items in ([own], [*reads(), own], [*reads(), *writes()], [], ["x"]):
         assert packed(items) is items and sent(items, 0) is items and returned(items, 0) is items
 
 
 def across(items, rank=1, change=lambda items: items, to=1):
-    """From a rank to the coordinator and back, as bytes of pickles. Another process has no list of that name."""
+    """From a rank to the coordinator and back, as bytes of pickles.
+    Another process has no list of that name.
+    """
     mine = sent(items, rank)
     there = pickle.dumps(mine)
     key, mine.key = mine.key, "of another process"
@@ -118,13 +143,18 @@ def test_the_coordinators_own_plan_is_not_built_anew():
 
 
 def written(change=lambda items: items, save=1):
-    """A rank's plan on its way to the coordinator, numbered there, and back. Another process has no list of that name."""
+    """A rank's plan on its way to the coordinator, numbered there, and back.
+    Another process has no list of that name.
+    """
     mine = sent(writes(), -1)
     there = pickle.dumps(mine)
     kept = packed_plans._SENT.pop(mine.key)
     came = pickle.loads(there)
     assert came is not mine and exactly(list(came), writes())
-    items = [dataclasses.replace(i, index=dataclasses.replace(i.index, index=n)) for n, i in enumerate(came)]  # fmt: skip
+    items = [
+        dataclasses.replace(i, index=dataclasses.replace(i.index, index=n))
+        for n, i in enumerate(came)
+    ]
     items = change(items)
     for _ in range(save):
         on_the_way = numbered(items, came)
@@ -133,7 +163,9 @@ def written(change=lambda items: items, save=1):
     return items, mine, pickle.loads(back), back
 
 
-@pytest.mark.parametrize("change", [lambda items: items, lambda items: items[1:], lambda items: items[::-1]])  # fmt: skip
+@pytest.mark.parametrize(
+    "change", [lambda items: items, lambda items: items[1:], lambda items: items[::-1]]
+)
 def test_numbered_items_travel_as_their_places(change):
     items, mine, back, on_the_way = written(change)
     assert exactly(list(back), items) and len(on_the_way) < 300
@@ -178,7 +210,10 @@ def wrote(n=2):
         Written(at[0], "0a" * 16, (2, 4, "0123456789abcdef" * 8)),
         *(Written(i, "", (1, 1, "")) for i in at[1:]),
     ]
-    return [WriteResult(MetadataIndex(f"a.{i}", size(2 * i, 0) if i else None, i or None), 60, w) for i, w in enumerate(said)]  # fmt: skip
+    return [
+        WriteResult(MetadataIndex(f"a.{i}", size(2 * i, 0) if i else None, i or None), 60, w)
+        for i, w in enumerate(said)
+    ]
 
 
 def test_results_come_as_they_were(monkeypatch):
@@ -193,6 +228,8 @@ def test_results_come_as_they_were(monkeypatch):
 
 
 def test_results_travel_in_few_bytes():
-    """What a rank sends for each of many tensors with one digest, beside what pickling them as objects sends."""
+    """What a rank sends for each of many tensors with one digest,
+    beside what pickling them as objects sends.
+    """
     many = wrote(1000)
     assert len(pickle.dumps(results(many, {}))) < 0.6 * len(pickle.dumps(many))

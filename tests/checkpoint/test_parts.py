@@ -1,4 +1,6 @@
-"""One reshard by several processes, as on machines that share a file system: `lowbit-ckpt reshard --part I/N`, and the same from Python."""
+"""One reshard by several processes, as on machines that share a file system:
+`lowbit-ckpt reshard --part I/N`, and the same from Python.
+"""
 
 import concurrent.futures
 import json
@@ -53,8 +55,13 @@ def whole(monkeypatch, source, **options):
 
 @pytest.mark.parametrize(
     "options",
-    [{"world_size": 5}, {"mesh": {0: 3, 1: 4}}, {"world_size": 2}, {"world_size": 1, "manifest": False}],
-)  # fmt: skip
+    [
+        {"world_size": 5},
+        {"mesh": {0: 3, 1: 4}},
+        {"world_size": 2},
+        {"world_size": 1, "manifest": False},
+    ],
+)
 @pytest.mark.parametrize("parts", [1, 3, 8])
 def test_parts_in_any_order_write_the_bytes_of_one_process(source, monkeypatch, options, parts):
     want = whole(monkeypatch, source, **options)
@@ -70,13 +77,19 @@ def test_parts_in_any_order_write_the_bytes_of_one_process(source, monkeypatch, 
 def test_eight_parts_at_once(source, monkeypatch):
     want = whole(monkeypatch, source, world_size=6)
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        reports = list(pool.map(lambda i: checkpoint.reshard(source, "out", world_size=6, part=(i, 8)), range(8)))  # fmt: skip
+        reports = list(
+            pool.map(
+                lambda i: checkpoint.reshard(source, "out", world_size=6, part=(i, 8)), range(8)
+            )
+        )
     assert any(report["published"] for report in reports)
     assert content("out") == want and os.listdir(".") == ["out"]
 
 
 def test_eight_processes_at_once_two_of_them_killed(source, monkeypatch):
-    """Killed at any moment after the first of them began; again, until one was killed before its end."""
+    """Killed at any moment after the first of them began; again,
+    until one was killed before its end.
+    """
     want = whole(monkeypatch, source, world_size=6)
     seed = random.randrange(1 << 32)
     chance, killed, attempts = random.Random(seed), 0, 0
@@ -147,7 +160,9 @@ def test_killed_parts_are_run_again(source, monkeypatch):
     sizes = {name: len(bytes_) for name, bytes_ in want.items() if name.endswith(".distcp")}
     killed = 0
     for i in (0, 3):
-        ended = subprocess.run([sys.executable, "-c", KILLED, str(i), str(max(sizes.values()) // 3)], check=False)  # fmt: skip
+        ended = subprocess.run(
+            [sys.executable, "-c", KILLED, str(i), str(max(sizes.values()) // 3)], check=False
+        )
         killed += ended.returncode < 0
     assert killed == 2
     assert [name for name in os.listdir(HIDDEN) if name.startswith("__")]  # what they left
@@ -220,7 +235,12 @@ def test_ranks_of_torchrun(source, pool, monkeypatch):
 
 def test_from_the_command_line(source, monkeypatch):
     def run(*arguments):
-        return subprocess.run([TOOL, "reshard", source, "out", "--world-size", "4", *arguments], capture_output=True, text=True, check=False)  # fmt: skip
+        return subprocess.run(
+            [TOOL, "reshard", source, "out", "--world-size", "4", *arguments],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
 
     first = run("--part", "1/2")
     assert "B in the whole target\n" in first.stdout
@@ -259,7 +279,14 @@ def trained(tmp_path, monkeypatch):
 
 
 def test_convert_in_parts_writes_the_bytes_of_one_process(trained, monkeypatch):
-    options = {"container": "dcp", "to": "lowbit", "state_format": "8bit", "world_size": 5, "weights": "bfloat16_stochastic", "seed": 3}  # fmt: skip
+    options = {
+        "container": "dcp",
+        "to": "lowbit",
+        "state_format": "8bit",
+        "world_size": 5,
+        "weights": "bfloat16_stochastic",
+        "seed": 3,
+    }
     with monkeypatch.context() as patched:
         patched.chdir("../whole")
         checkpoint.convert(trained, "out", **options)
@@ -273,7 +300,12 @@ def test_convert_in_parts_writes_the_bytes_of_one_process(trained, monkeypatch):
 
 
 def test_parts_of_different_conversions_do_not_mix(trained):
-    options = {"container": "dcp", "to": "lowbit", "state_format": "8bit", "weights": "bfloat16_stochastic"}  # fmt: skip
+    options = {
+        "container": "dcp",
+        "to": "lowbit",
+        "state_format": "8bit",
+        "weights": "bfloat16_stochastic",
+    }
     checkpoint.convert(trained, "out", part=(0, 2), **options)
     for change in ({"seed": 1}, {"full_precision": ["1.weight"]}, {"world_size": 2}):
         with pytest.raises(checkpoint.CheckpointError, match=r"another plan|fits no parameter"):
@@ -283,7 +315,11 @@ def test_parts_of_different_conversions_do_not_mix(trained):
 
 def test_parts_of_different_groups_do_not_mix(tmp_path):
     """Whose weight decay is whose changes no name and no shape."""
-    source = megatron_files.write(tmp_path / "m", megatron_files.tensors(), {"param_groups": megatron_files.groups(weight_decay=0.0, step=4)})  # fmt: skip
+    source = megatron_files.write(
+        tmp_path / "m",
+        megatron_files.tensors(),
+        {"param_groups": megatron_files.groups(weight_decay=0.0, step=4)},
+    )
     options = {"container": "dcp", "to": "torch"}
     checkpoint.convert(source, tmp_path / "out", part=(0, 2), group=["1=*.bias"], **options)
     with pytest.raises(checkpoint.CheckpointError, match="another plan"):
@@ -292,7 +328,9 @@ def test_parts_of_different_groups_do_not_mix(tmp_path):
 
 def test_what_cannot_be_converted_in_parts_is_refused(trained):
     for target, container in (("out.pt", ""), ("out", "universal")):
-        with pytest.raises(checkpoint.CheckpointError, match=r"part= is of directories.*container='dcp'"):  # fmt: skip
+        with pytest.raises(
+            checkpoint.CheckpointError, match=r"part= is of directories.*container='dcp'"
+        ):
             checkpoint.convert(trained, target, part=(0, 2), container=container)
     with pytest.raises(checkpoint.CheckpointError, match="leave out force=True"):
         checkpoint.convert(trained, "out", part=(0, 2), container="dcp", force=True)
@@ -308,14 +346,18 @@ def test_what_cannot_be_converted_in_parts_is_refused(trained):
 
 
 def test_parts_of_an_older_reshard_are_refused(source):
-    """A run of an older version that was killed while it removed the folder left parts without their plan."""
+    """A run of an older version that was killed while it removed the folder left parts without
+    their plan.
+    """
     for i in range(3):
         checkpoint.reshard(source, "out", world_size=6, part=(i, 4))
     for gone in ("plan", "checkpoint"):
         shutil.copytree(HIDDEN, "kept")
         kept = pathlib.Path(HIDDEN, gone)
         shutil.rmtree(kept) if kept.is_dir() else kept.unlink()
-        with pytest.raises(checkpoint.CheckpointError, match=r"of an older reshard.*remove that folder"):  # fmt: skip
+        with pytest.raises(
+            checkpoint.CheckpointError, match=r"of an older reshard.*remove that folder"
+        ):
             checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
         assert not os.path.exists("out")
         shutil.rmtree(HIDDEN)
@@ -341,11 +383,18 @@ def test_nothing_is_published_with_a_file_or_a_digest_missing(source):
         content = json.loads(path.read_text())
         path.write_text(json.dumps({**content, "chunks": content["chunks"][1:]}))
 
-    for path, damage in ((first, os.unlink), (first, less), (said, no_digest), (said, a_chunk_less)):  # fmt: skip
+    for path, damage in (
+        (first, os.unlink),
+        (first, less),
+        (said, no_digest),
+        (said, a_chunk_less),
+    ):
         before = path.read_bytes()
         damage(path)
         for _ in range(2):
-            with pytest.raises(checkpoint.CheckpointError, match=r"not complete.*remove that folder"):  # fmt: skip
+            with pytest.raises(
+                checkpoint.CheckpointError, match=r"not complete.*remove that folder"
+            ):
                 checkpoint.reshard(source, "out", world_size=6, part=(3, 4))
         assert not os.path.exists("out")
         path.write_bytes(before)
@@ -358,7 +407,9 @@ def preload(folder, code):
     compiler = shutil.which("cc") or shutil.which("gcc")
     need("cc", bool(compiler), "no C compiler")
     (folder / "shim.c").write_text(code)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
+    )
     return {**os.environ, "LD_PRELOAD": str(folder / "shim.so")}
 
 
@@ -378,7 +429,11 @@ def test_a_kill_while_the_folder_is_removed_leaves_no_parts(source, tmp_path):
         """,
     )
     for i in range(4):
-        ended = subprocess.run([TOOL, "reshard", source, "out", "--world-size", "6", "--part", f"{i}/4"], env=environment, check=False)  # fmt: skip
+        ended = subprocess.run(
+            [TOOL, "reshard", source, "out", "--world-size", "6", "--part", f"{i}/4"],
+            env=environment,
+            check=False,
+        )
         assert ended.returncode == (-9 if i == 3 else 0)
     checkpoint.verify("out")
     assert not os.path.exists(HIDDEN)

@@ -1,4 +1,6 @@
-"""A converted directory in plain `dcp.load`: it needs an optimizer with the same tensors, which `convert` says."""
+"""A converted directory in plain `dcp.load`: it needs an optimizer with the same tensors,
+which `convert` says.
+"""
 
 import copy
 import warnings
@@ -47,7 +49,9 @@ def load(model, path, **options):
 
 def converted(trained, tmp_path, *more):
     _, _, path = trained
-    done = run("convert", path, tmp_path / "e", "--to", "lowbit", "--state-format", "dynamic8", *more)  # fmt: skip
+    done = run(
+        "convert", path, tmp_path / "e", "--to", "lowbit", "--state-format", "dynamic8", *more
+    )
     return tmp_path / "e", done.stdout
 
 

@@ -1,4 +1,6 @@
-"""A float32 run of torch's AdamW on 4 ranks goes on in 8 bits on 2 and on 3: by a conversion, and by load_optimizer without one."""
+"""A float32 run of torch's AdamW on 4 ranks goes on in 8 bits on 2 and on 3: by a conversion, and
+by load_optimizer without one.
+"""
 
 import pytest
 import torch
@@ -13,7 +15,9 @@ need("ckpt", native._checkpoint is not None, "lowbit._checkpoint is not built", 
 
 
 def expected_state(folder):
-    """Digests of the same state in one process, encoded by load_state_dict from what the reader gives."""
+    """Digests of the same state in one process,
+    encoded by load_state_dict from what the reader gives.
+    """
     import resume_worker
 
     source, net = checkpoint.Checkpoint(folder), Net()
@@ -53,7 +57,10 @@ def test_a_float32_run_goes_on_in_8_bits(pool, wrapper, tmp_path):
         assert after[0] == pytest.approx(run["after"][0], rel=1e-5), "the same weights"
         assert after == pytest.approx(run["after"], rel=0.05), "about the same way from there"
         assert sum(after) < sum(run["before"])
-        print(f"{wrapper}: float32 {run['after'][-1]:.4f}, 8-bit on {ranks} ranks {after[-1]:.4f} after {2 * STEPS} steps")  # fmt: skip
+        print(
+            f"{wrapper}: float32 {run['after'][-1]:.4f}, 8-bit on {ranks} ranks {after[-1]:.4f} "
+            f"after {2 * STEPS} steps"
+        )
 
 
 def test_load_optimizer_alone_resumes(pool, tmp_path):

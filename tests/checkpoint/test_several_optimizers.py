@@ -1,4 +1,6 @@
-"""A checkpoint of several optimizers: `optimizer=` says which one a load means, as `lowbit-ckpt convert --optimizer` does."""
+"""A checkpoint of several optimizers: `optimizer=` says which one a load means, as
+`lowbit-ckpt convert --optimizer` does.
+"""
 
 import zipfile
 
@@ -143,23 +145,36 @@ def test_a_model_says_how_python_chooses(gan, tmp_path):
 def test_options_in_errors_are_arguments(gan, tmp_path):
     torch.save(gan["critic"][1].state_dict(), tmp_path / "a.pt")
     for options, said in (
-        ({"state_format": "8bit"}, "state_format=, block= and full_precision= say how the target of to= keeps"),
+        (
+            {"state_format": "8bit"},
+            "state_format=, block= and full_precision= say how the target of to= keeps",
+        ),
         ({"include": ["x"]}, "include='x' fits nothing"),
         ({"world_size": 2}, "leave it out, or take container='dcp'"),
         ({"to": "lowbit", "keep": True}, "keep=True"),
-        ({"to": "torch", "state_format": "8bit"}, "leave state_format= and block= out, or take another to="),
-    ):  # fmt: skip
+        (
+            {"to": "torch", "state_format": "8bit"},
+            "leave state_format= and block= out, or take another to=",
+        ),
+    ):
         with pytest.raises(checkpoint.CheckpointError) as refused:
             checkpoint.convert(tmp_path / "a.pt", tmp_path / "b.pt", **options)
         assert said in str(refused.value) and "--" not in str(refused.value)
 
 
 def test_a_file_inside_a_zip(gan, tmp_path):
-    """As stable-baselines writes: the path of the zip, and the name inside it; in an object store too."""
+    """As stable-baselines writes: the path of the zip, and the name inside it;
+    in an object store too.
+    """
     net, old = gan["critic"]
-    with zipfile.ZipFile(tmp_path / "model.zip", "w") as z, z.open("o.pth", "w", force_zip64=True) as f:  # fmt: skip
+    with (
+        zipfile.ZipFile(tmp_path / "model.zip", "w") as z,
+        z.open("o.pth", "w", force_zip64=True) as f,
+    ):
         torch.save(old.state_dict(), f)
-    fsspec.filesystem("memory").pipe_file("/zipped/model.zip", (tmp_path / "model.zip").read_bytes())  # fmt: skip
+    fsspec.filesystem("memory").pipe_file(
+        "/zipped/model.zip", (tmp_path / "model.zip").read_bytes()
+    )
     for folder in (str(tmp_path), "memory://zipped"):
         opt = fresh(net)
         lowbit.load_optimizer(opt, f"{folder}/model.zip/o.pth")

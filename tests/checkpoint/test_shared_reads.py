@@ -1,4 +1,6 @@
-"""lowbit.checkpoint.Reader where several ranks need the same bytes: one reads them, the others receive them."""
+"""lowbit.checkpoint.Reader where several ranks need the same bytes: one reads them,
+the others receive them.
+"""
 
 import pytest
 import shared_reads_worker as worker
@@ -50,7 +52,9 @@ def test_buffers_are_bounded_and_reads_are_dealt_out_evenly():
 
 @pytest.mark.parametrize("ranks", [8, 32])
 def test_all_ranks_send_in_the_same_rounds(ranks):
-    """One rank at a time would take as many rounds as there are ranks and more: some 30 times these."""
+    """One rank at a time would take as many rounds as there are ranks and more: some 30 times
+    these.
+    """
     sizes, buffer = [320_000] * 64, 640_000
     _, _, (rounds,) = worker.largest_buffers(ranks, sizes, buffer)
     assert rounds <= 1.3 * sum(sizes) / buffer + 2

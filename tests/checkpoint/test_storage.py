@@ -1,4 +1,6 @@
-"""lowbit.checkpoint.Writer and Reader in the place of torch's FileSystemWriter and FileSystemReader: layouts, async saves, and every kind of value."""
+"""lowbit.checkpoint.Writer and Reader in the place of torch's FileSystemWriter and
+FileSystemReader: layouts, async saves, and every kind of value.
+"""
 
 import json
 import os
@@ -77,7 +79,9 @@ def test_plans_that_torch_keeps_are_written_as_they_are(pool, tmp_path):
 
 
 def test_values_with_tensors_in_them(tmp_path):
-    """torch's planner flattens dicts and lists; a tuple is one value, whatever it holds (more in test_storage_values.py)."""
+    """torch's planner flattens dicts and lists; a tuple is one value,
+    whatever it holds (more in test_storage_values.py).
+    """
     rng = torch.get_rng_state()
     save({"pair": (rng, 3), "list": [rng, {"a": 3}], "w": torch.ones(3)}, tmp_path / "run")
     got = {"list": [torch.zeros_like(rng), {"a": 0}], "w": torch.zeros(3)}
@@ -89,7 +93,9 @@ def test_values_with_tensors_in_them(tmp_path):
 
 
 def test_tensors_of_every_kind(tmp_path):
-    """Views, other dtypes than the file's, conjugates and dtypes without a storage class of their own; the target as the caller has it."""
+    """Views, other dtypes than the file's, conjugates and dtypes without a storage class of their
+    own; the target as the caller has it.
+    """
     torch.manual_seed(0)
     t = torch.randn(6, 8)
     state = {
@@ -113,14 +119,19 @@ def test_tensors_of_every_kind(tmp_path):
             )
         for name, value in state.items():
             equal = got[name].to(value.dtype) if name == "half" else got[name]
-            assert torch.equal(equal.view(torch.uint8) if name == "fp8" else equal, value.view(torch.uint8) if name == "fp8" else value), (kind, name)  # fmt: skip
+            assert torch.equal(
+                equal.view(torch.uint8) if name == "fp8" else equal,
+                value.view(torch.uint8) if name == "fp8" else value,
+            ), (kind, name)
 
 
 def test_cached_plans_of_torch_serve(tmp_path):
     planner = lambda: dcp.DefaultSavePlanner(enable_plan_caching=True)  # noqa: E731
     for seed in range(3):
         writer = checkpoint.Writer(tmp_path / f"run{seed}")
-        dcp.save(storage_worker.state(0, seed), storage_writer=writer, planner=planner(), no_dist=True)  # fmt: skip
+        dcp.save(
+            storage_worker.state(0, seed), storage_writer=writer, planner=planner(), no_dist=True
+        )
         assert holds(tmp_path / f"run{seed}", seed)
 
 

@@ -1,4 +1,6 @@
-"""Damage that lowbit.checkpoint.Reader finds: flipped bits, a false lowbit.json, and files that would run code."""
+"""Damage that lowbit.checkpoint.Reader finds: flipped bits, a false lowbit.json,
+and files that would run code.
+"""
 
 import json
 import os
@@ -25,7 +27,9 @@ def saved(folder, digests):
     return path
 
 
-@pytest.mark.parametrize("name", ["model.0.float32", "model.3.uint8", "model.4.bfloat16", "model.5.float32"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name", ["model.0.float32", "model.3.uint8", "model.4.bfloat16", "model.5.float32"]
+)
 @pytest.mark.parametrize("digests", [True, False])
 def test_a_flipped_bit_is_found_by_load(tmp_path, name, digests):
     path = saved(tmp_path, digests)
@@ -45,7 +49,9 @@ def test_a_flipped_bit_is_found_by_the_rank_that_reads_it(pool, tmp_path, digest
 
 
 def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
-    """In values, headers, digests and metadata alike: what is loaded is what was saved, or the load is refused, by names."""
+    """In values, headers, digests and metadata alike: what is loaded is what was saved,
+    or the load is refused, by names.
+    """
     chance = random.Random(1)
     path = tmp_path / "run"
     save(storage_worker.state(0), path)
@@ -70,7 +76,8 @@ def test_a_flipped_bit_anywhere_is_found_or_changes_nothing(tmp_path):
             else:
                 assert storage_worker.wrong(state) == [], file.name
         file.write_bytes(whole)
-    # What no digest covers: padding, names of files that nobody opens, digests of cells that nobody reads, the id of a save.
+    # What no digest covers: padding, names of files that nobody opens,
+    # digests of cells that nobody reads, the id of a save.
     assert all(found.get(file.name, 0) >= 10 for file in path.iterdir()), found
 
 

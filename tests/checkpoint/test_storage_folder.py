@@ -1,4 +1,6 @@
-"""The folder that lowbit.checkpoint.Writer writes: whole or not there after a kill, an error or a fork, and nothing outside it is touched."""
+"""The folder that lowbit.checkpoint.Writer writes: whole or not there after a kill, an error or a
+fork, and nothing outside it is touched.
+"""
 
 import os
 import pathlib
@@ -32,14 +34,19 @@ def test_a_save_that_fails_on_one_rank_fails_on_all_and_changes_nothing(pool, tm
 
 
 def killed_saves(folder, moments, ranks=2):
-    """Programs that save over and over into one path, killed after each of `moments` seconds: (rank that is killed or all, seconds).
+    """Programs that save over and over into one path, killed after each of `moments` seconds: (rank
+    that is killed or all, seconds).
 
-    Yields the number of the last save that ended, as the program said, and of the one that is there.
+    Yields the number of the last save that ended, as the program said,
+    and of the one that is there.
     """
     path = pathlib.Path(folder) / "run"
     for number, (who, seconds) in enumerate(moments):
         store = f"{folder}/store{number}"
-        started = [forked.start(storage_worker.until_killed, store, path, rank, ranks) for rank in range(ranks)]  # fmt: skip
+        started = [
+            forked.start(storage_worker.until_killed, store, path, rank, ranks)
+            for rank in range(ranks)
+        ]
         printed = started[0][1]
         # A save has ended: from here on each moment is one of a save.
         assert printed.readline().strip() == "0"
@@ -85,7 +92,9 @@ def test_two_saves_to_one_name_do_not_mix(tmp_path):
     thread = threading.Thread(target=another)
     thread.start()
     begun.wait()
-    with pytest.raises(dcp.api.CheckpointException, match=rf"another save .* process {os.getpid()} "):  # fmt: skip
+    with pytest.raises(
+        dcp.api.CheckpointException, match=rf"another save .* process {os.getpid()} "
+    ):
         save(storage_worker.state(0), tmp_path / "run")
     tried.set()
     thread.join()
@@ -206,7 +215,9 @@ def test_a_fork_does_not_keep_the_lock(tmp_path):
 
 @pytest.mark.parametrize("name", ["x" * 239, "y" * 240, "z" * 255, "ä" * 127, "日" * 85])
 def test_names_of_any_length(tmp_path, name):
-    """The longest names that a file system has leave no room for what is added while they are written."""
+    """The longest names that a file system has leave no room for what is added while they are
+    written.
+    """
     state = {"w": torch.arange(4.0)}
     for _ in range(2):
         save(state, tmp_path / name)

@@ -1,4 +1,6 @@
-"""Another thread's interpreter runs while Writer's file is written and Reader's tensors are read, as training does."""
+"""Another thread's interpreter runs while Writer's file is written and Reader's tensors are read,
+as training does.
+"""
 
 import os
 
@@ -21,7 +23,9 @@ def test_a_write_releases_the_gil(tmp_path):
 @pytest.mark.parametrize("verify", [True, False])
 def test_a_read_releases_the_gil(tmp_path, verify):
     t = torch.ones(4 << 20)
-    dcp.save({"w": t}, storage_writer=checkpoint.Writer(tmp_path / "run", sync_files=False), no_dist=True)  # fmt: skip
+    dcp.save(
+        {"w": t}, storage_writer=checkpoint.Writer(tmp_path / "run", sync_files=False), no_dist=True
+    )
     reader = checkpoint.Reader(tmp_path / "run")
     reader.read_metadata()
     wanted = [("w", [0], list(t.shape), t.data_ptr(), t.nbytes)]

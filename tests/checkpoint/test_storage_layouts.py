@@ -1,4 +1,6 @@
-"""Writer under FSDP2 with tensor parallelism, HSDP and FSDP2, on four ranks: each layout loads what each other one saved, by both readers."""
+"""Writer under FSDP2 with tensor parallelism, HSDP and FSDP2, on four ranks: each layout loads what
+each other one saved, by both readers.
+"""
 
 import pytest
 from storage_layouts_worker import LAYOUTS

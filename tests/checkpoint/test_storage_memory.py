@@ -1,4 +1,6 @@
-"""Memory of lowbit.checkpoint.Writer and Reader, in a program of its own: one host copy for an async save, else buffers of some MiB."""
+"""Memory of lowbit.checkpoint.Writer and Reader, in a program of its own: one host copy for an
+async save, else buffers of some MiB.
+"""
 
 import json
 import subprocess
@@ -33,8 +35,10 @@ def save(state, path):
 def read(offset, shape):
     reader, part = checkpoint.Reader(sys.argv[1] + "/run"), torch.zeros(shape)
     reader.read_metadata()
-    total = reader._reader.read_into([("w", offset, shape, part.data_ptr(), part.nbytes)], 1, True, None)
-    assert torch.equal(part, state["w"][offset[0] : offset[0] + shape[0], offset[1] : offset[1] + shape[1]])
+    box = ("w", offset, shape, part.data_ptr(), part.nbytes)
+    total = reader._reader.read_into([box], 1, True, None)
+    rows, columns = (slice(begin, begin + n) for begin, n in zip(offset, shape, strict=True))
+    assert torch.equal(part, state["w"][rows, columns])
     return total
 
 

@@ -15,7 +15,9 @@ def save(path, state=None, **options):
 
 
 def zeros():
-    return {name: torch.zeros_like(t) if isinstance(t, torch.Tensor) else 0 for name, t in STATE.items()}  # fmt: skip
+    return {
+        name: torch.zeros_like(t) if isinstance(t, torch.Tensor) else 0 for name, t in STATE.items()
+    }
 
 
 def rising(told, total):
@@ -51,7 +53,9 @@ def refuse(*_):
     raise RuntimeError("no time left")
 
 
-@pytest.mark.parametrize(("stop", "said"), [(lambda *_: False, "interrupted"), (refuse, "no time left")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("stop", "said"), [(lambda *_: False, "interrupted"), (refuse, "no time left")]
+)
 def test_a_caller_stops_it(tmp_path, stop, said):
     save(tmp_path / "run")
     before = checkpoint.inspect(tmp_path / "run", digest=True)["digest"]
@@ -59,7 +63,9 @@ def test_a_caller_stops_it(tmp_path, stop, said):
         save(tmp_path / "run", {**STATE, "a": torch.zeros(2)}, progress=stop)
     assert checkpoint.inspect(tmp_path / "run", digest=True)["digest"] == before
     with pytest.raises(dcp.api.CheckpointException, match=said):
-        dcp.load(zeros(), storage_reader=checkpoint.Reader(tmp_path / "run", progress=stop), no_dist=True)  # fmt: skip
+        dcp.load(
+            zeros(), storage_reader=checkpoint.Reader(tmp_path / "run", progress=stop), no_dist=True
+        )
 
 
 def test_one_rank_stops_all(pool, tmp_path):

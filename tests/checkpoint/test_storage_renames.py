@@ -1,4 +1,6 @@
-"""Writer on file systems that cannot exchange two folders in one step, such as NFS, and kills between its steps."""
+"""Writer on file systems that cannot exchange two folders in one step, such as NFS,
+and kills between its steps.
+"""
 
 import json
 import os
@@ -16,7 +18,8 @@ from storage_files import holds, save
 
 @pytest.fixture(scope="module")
 def without_exchange(tmp_path_factory):
-    """Saves once in a process, on a file system without renameat2's flags (NFS); killed at its n-th call of a function, if any.
+    """Saves once in a process, on a file system without renameat2's flags (NFS); killed at its n-th
+    call of a function, if any.
 
     The processes are forked from one that has imported torch.
     """
@@ -31,7 +34,9 @@ def without_exchange(tmp_path_factory):
         #include <string.h>
         #include <sys/syscall.h>
         #include <unistd.h>
-        int renameat2(int a, const char* b, int c, const char* d, unsigned e) { return errno = EINVAL, -1; }
+        int renameat2(int a, const char* b, int c, const char* d, unsigned e) {
+          return errno = EINVAL, -1;
+        }
         static void count(const char* name) {
           const char* at = getenv("KILL_AT");
           if (at && strcmp(at, name) == 0) kill(getpid(), SIGKILL);
@@ -46,7 +51,9 @@ def without_exchange(tmp_path_factory):
           return syscall(SYS_unlinkat, folder, name, flags);
         }
         """)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
+    )
     program = """if True:
         import json, os, storage_files, storage_worker, sys
         for line in sys.stdin:
@@ -59,10 +66,18 @@ def without_exchange(tmp_path_factory):
                 finally:
                     os._exit(1)
             print(os.waitstatus_to_exitcode(os.waitpid(saving, 0)[1]), flush=True)"""
-    environment = {"LD_PRELOAD": str(folder / "shim.so"), "PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1"}  # fmt: skip
+    environment = {
+        "LD_PRELOAD": str(folder / "shim.so"),
+        "PYTHONPATH": os.pathsep.join(sys.path),
+        "OMP_NUM_THREADS": "1",
+    }
     with subprocess.Popen(
-        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, **environment}
-    ) as forking:  # fmt: skip
+        [sys.executable, "-c", program],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, **environment},
+    ) as forking:
 
         def once(path, seed, kill=""):
             print(json.dumps([str(path), seed, kill]), file=forking.stdin, flush=True)

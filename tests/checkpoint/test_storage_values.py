@@ -1,4 +1,6 @@
-"""What lowbit.checkpoint.Writer saves, Reader loads: values of every kind, or the save is refused by name."""
+"""What lowbit.checkpoint.Writer saves, Reader loads: values of every kind,
+or the save is refused by name.
+"""
 
 import collections
 import contextlib
@@ -22,7 +24,9 @@ warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 
 def save(state, path, planner=None, **options):
-    dcp.save(state, storage_writer=checkpoint.Writer(path, **options), planner=planner, no_dist=True)  # fmt: skip
+    dcp.save(
+        state, storage_writer=checkpoint.Writer(path, **options), planner=planner, no_dist=True
+    )
 
 
 def load(state, path, planner=None, reader=checkpoint.Reader):
@@ -73,11 +77,27 @@ LOADED = {
     "tuple of a tensor": (torch.arange(5), 3),
     "tuple of a parameter": (torch.nn.Parameter(torch.ones(2, 3)), None),
     "tuple of a view": (torch.arange(12.0).reshape(3, 4).t()[1:3], torch.tensor(7)),
-    "tuple of a float8": (torch.ones(3).to(torch.float8_e4m3fn).view(torch.uint8), torch.ones(2).bfloat16()),
+    "tuple of a float8": (
+        torch.ones(3).to(torch.float8_e4m3fn).view(torch.uint8),
+        torch.ones(2).bfloat16(),
+    ),
     "tuple of empty ones": (torch.zeros(0, 4), torch.zeros(())),
     "tuple of a dict": ({"a": torch.ones(2), 3: np.float32(1)},),
-    "plain": (None, True, 2**70, -1.5, "text", b"\x00\xff", (), {"a": (1, 2)}, {1, 2}, 1j, torch.Size([2]), torch.float8_e4m3fn),
-}  # fmt: skip
+    "plain": (
+        None,
+        True,
+        2**70,
+        -1.5,
+        "text",
+        b"\x00\xff",
+        (),
+        {"a": (1, 2)},
+        {1, 2},
+        1j,
+        torch.Size([2]),
+        torch.float8_e4m3fn,
+    ),
+}
 
 
 @pytest.mark.parametrize("kind", LOADED)
@@ -103,9 +123,12 @@ REFUSED = {
     "big-endian array": (np.zeros(2, dtype=">f4"), "byte order"),
     "function": (len, "len"),
     "sparse in a tuple": ((torch.eye(2).to_sparse(),), "sparse"),
-    "quantized in a tuple": ((torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),), "quantized"),
+    "quantized in a tuple": (
+        (torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),),
+        "quantized",
+    ),
     "deque": (collections.deque([1]), "deque"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("kind", REFUSED)
@@ -164,7 +187,9 @@ def test_one_tensor_of_an_odd_dtype_does_not_hide_the_rest(tmp_path, writer):
 
 
 def test_a_sharded_tensor_of_an_odd_dtype_does_not_hide_the_rest(tmp_path):
-    """Several parts of a quantized tensor are one that is refused by name, by whatever would put them together."""
+    """Several parts of a quantized tensor are one that is refused by name,
+    by whatever would put them together.
+    """
     path = tmp_path / "run"
     save({"first": torch.ones(3), "q": torch.arange(12, dtype=torch.uint8)}, tmp_path / "one")
     checkpoint.reshard(tmp_path / "one", path, world_size=3, manifest=False)
@@ -208,12 +233,18 @@ def test_a_state_dict_that_a_planner_builds_has_the_order_of_the_file(tmp_path):
     def built(reader):
         out = {}
         planner = dcp.default_planner._EmptyStateDictLoadPlanner()
-        dcp.state_dict_loader._load_state_dict(out, storage_reader=reader(tmp_path / "run"), planner=planner, no_dist=True)  # fmt: skip
+        dcp.state_dict_loader._load_state_dict(
+            out, storage_reader=reader(tmp_path / "run"), planner=planner, no_dist=True
+        )
         return out
 
     mine, theirs = built(checkpoint.Reader), built(dcp.FileSystemReader)
     assert same(mine, theirs)
-    assert [list(mine), list(mine["m"])] == [list(theirs), list(theirs["m"])] != [sorted(mine), sorted(mine["m"])]  # fmt: skip
+    assert (
+        [list(mine), list(mine["m"])]
+        == [list(theirs), list(theirs["m"])]
+        != [sorted(mine), sorted(mine["m"])]
+    )
 
 
 def test_a_tensor_without_values_is_named(tmp_path):
@@ -238,13 +269,23 @@ def test_complex32(tmp_path):
     checkpoint.verify(path)
     assert checkpoint.diff(path, path)["same"]
     checkpoint.reshard(path, tmp_path / "again", world_size=2)
-    assert load({"c": torch.zeros_like(t)}, tmp_path / "again")["c"].view(torch.int32).equal(t.view(torch.int32))  # fmt: skip
+    assert (
+        load({"c": torch.zeros_like(t)}, tmp_path / "again")["c"]
+        .view(torch.int32)
+        .equal(t.view(torch.int32))
+    )
 
 
 def test_a_dict_of_tensors_as_one_value(tmp_path):
-    """What a planner that flattens nothing makes of a nested state dict: one pickled value of each."""
+    """What a planner that flattens nothing makes of a nested state dict: one pickled value of
+    each.
+    """
     model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4))
-    state = {"model": model.state_dict(), "groups": [{"lr": 0.1, "params": [0, 1]}], "w": torch.ones(2)}  # fmt: skip
+    state = {
+        "model": model.state_dict(),
+        "groups": [{"lr": 0.1, "params": [0, 1]}],
+        "w": torch.ones(2),
+    }
     as_it_is = {"flatten_state_dict": False, "flatten_sharded_tensors": False}
     save(state, tmp_path / "run", planner=dcp.DefaultSavePlanner(**as_it_is))
     got = {"model": None, "groups": None, "w": torch.zeros(2)}
@@ -282,7 +323,11 @@ def test_a_damaged_value_is_found(tmp_path, where, crc, digests):
         (tmp_path / "run" / "lowbit.json").unlink()
     (file,) = (tmp_path / "run").glob("*.distcp")
     content = bytearray(file.read_bytes())
-    values = {"tensor": torch.arange(1000).numpy().tobytes(), "bytes": b"Z" * 100, "BytesIO": b"Y" * 100}[where]  # fmt: skip
+    values = {
+        "tensor": torch.arange(1000).numpy().tobytes(),
+        "bytes": b"Z" * 100,
+        "BytesIO": b"Y" * 100,
+    }[where]
     content[content.index(values) + len(values) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(dcp.api.CheckpointException, match=rf"{file.name}.*v\b.*damaged") as caught:
@@ -297,7 +342,9 @@ def test_a_damaged_value_is_found(tmp_path, where, crc, digests):
 
 def test_a_value_that_is_too_large_is_called_so(tmp_path):
     """The order of a sampler: plain data, but not as one value."""
-    with pytest.raises(dcp.api.CheckpointException, match=r"order is too large for one value") as caught:  # fmt: skip
+    with pytest.raises(
+        dcp.api.CheckpointException, match=r"order is too large for one value"
+    ) as caught:
         save({"order": list(range(4_300_000))}, tmp_path / "run")
     assert "save it as a tensor" in str(caught.value) and "no plain data" not in str(caught.value)
 
@@ -335,7 +382,10 @@ def test_the_copy_of_an_async_save_has_the_values_of_every_layout():
         copied = writer.stage(state)
         for name, t in state.items():
             assert torch.equal(copied[name], t), name
-            assert copied[name].untyped_storage().data_ptr() != t.untyped_storage().data_ptr() or not t.numel()  # fmt: skip
+            assert (
+                copied[name].untyped_storage().data_ptr() != t.untyped_storage().data_ptr()
+                or not t.numel()
+            )
         del copied  # its save has ended
         with torch.no_grad():
             for t in state.values():

@@ -1,4 +1,6 @@
-"""URLs at the door of a store: which are refused and in which words, what they may replace, and who may have the same one open."""
+"""URLs at the door of a store: which are refused and in which words, what they may replace, and who
+may have the same one open.
+"""
 
 import gc
 import gzip
@@ -32,7 +34,9 @@ def fs():
 
 
 def test_a_url_that_went_through_pathlib(tmp_path, monkeypatch):
-    """pathlib.Path("s3://bucket/run") is s3:/bucket/run, which would be a folder of this machine."""
+    """pathlib.Path("s3://bucket/run") is s3:/bucket/run,
+    which would be a folder of this machine.
+    """
     monkeypatch.chdir(tmp_path)
 
     def load(path):
@@ -55,7 +59,9 @@ def saved(tmp_path_factory):
 
 
 def save(url, **options):
-    dcp.save({"w": torch.zeros(300, 3)}, storage_writer=checkpoint.Writer(url, **options), no_dist=True)  # fmt: skip
+    dcp.save(
+        {"w": torch.zeros(300, 3)}, storage_writer=checkpoint.Writer(url, **options), no_dist=True
+    )
 
 
 def names(fs, path):
@@ -123,7 +129,9 @@ def test_the_garbage_collector_closes_inside_the_lock(fs):
 
 @pytest.mark.parametrize("force", [False, True])
 def test_an_object_is_no_folder(saved, fs, force):
-    """Objects below its name would be a checkpoint that no reader finds: they all look for the object first."""
+    """Objects below its name would be a checkpoint that no reader finds: they all look for the
+    object first.
+    """
     content = (saved / "run.pt").read_bytes()
     fs.pipe_file("/bucket/run.pt", content)
     url, words = "memory://bucket/run.pt", "exists and is an object, not a folder; choose another"
@@ -143,14 +151,25 @@ def test_an_object_is_no_folder(saved, fs, force):
 def test_a_folder_is_no_object(saved, fs):
     save("memory://bucket/run.pt")
     for more in ({}, {"container": "safetensors"}):
-        with pytest.raises(checkpoint.CheckpointError, match="exists and is a folder, not an object"):  # fmt: skip
-            checkpoint.convert(saved / "run.pt", "memory://bucket/run.pt", force=True, dry_run=True, **more)  # fmt: skip
+        with pytest.raises(
+            checkpoint.CheckpointError, match="exists and is a folder, not an object"
+        ):
+            checkpoint.convert(
+                saved / "run.pt", "memory://bucket/run.pt", force=True, dry_run=True, **more
+            )
 
 
-@pytest.mark.parametrize("url", [
-    "ftp://user:hunter2@host/run", "simplecache::ftp://user:hunter2@host/run", "ftp://:hunter2@host/run",
-    "https://host/run?X-Amz-Date=1&X-Amz-Signature=hunter2", "https://host/run?x-goog-signature=hunter2", "https://host/run?sv=1&sig=hunter2",
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://user:hunter2@host/run",
+        "simplecache::ftp://user:hunter2@host/run",
+        "ftp://:hunter2@host/run",
+        "https://host/run?X-Amz-Date=1&X-Amz-Signature=hunter2",
+        "https://host/run?x-goog-signature=hunter2",
+        "https://host/run?sv=1&sig=hunter2",
+    ],
+)
 def test_a_password_is_in_no_message(saved, tmp_path, url):
     opt = lowbit.AdamW(nn.Linear(2, 2).parameters())
     for use in (
@@ -167,7 +186,9 @@ def test_a_password_is_in_no_message(saved, tmp_path, url):
         lambda: checkpoint.Writer().reset(url),
         lambda: object_store.connect(url),
     ):
-        with pytest.raises(checkpoint.CheckpointError, match="pass it by storage_options=") as caught:  # fmt: skip
+        with pytest.raises(
+            checkpoint.CheckpointError, match="pass it by storage_options="
+        ) as caught:
             use()
         assert "hunter2" not in str(caught.value) and caught.value.code == 2
         assert caught.value.__context__ is None
@@ -194,7 +215,9 @@ def test_what_is_a_url(saved, tmp_path, monkeypatch):
             lambda: save(url),  # noqa: B023
             lambda: checkpoint.Reader(url),  # noqa: B023
         ):
-            with pytest.raises(checkpoint.CheckpointError, match=f"{url}: names no bucket") as caught:  # fmt: skip
+            with pytest.raises(
+                checkpoint.CheckpointError, match=f"{url}: names no bucket"
+            ) as caught:
                 use()
             assert caught.value.code == 2
     assert list(tmp_path.iterdir()) == []
@@ -215,7 +238,10 @@ def test_what_a_killed_first_save_left_is_replaced_without_force(saved, fs):
     with pytest.raises(BaseException, match="exists; overwrite=True"):
         save("memory://bucket/run", overwrite=False)
     save("memory://bucket/more", overwrite=False)  # no checkpoint yet, as torch has it
-    assert fs.cat_file("/bucket/more/notes.txt") == b"x" and checkpoint.verify("memory://bucket/more")["ok"]  # fmt: skip
+    assert (
+        fs.cat_file("/bucket/more/notes.txt") == b"x"
+        and checkpoint.verify("memory://bucket/more")["ok"]
+    )
 
 
 def test_force_replaces_no_archive(saved, fs, tmp_path):
@@ -225,7 +251,9 @@ def test_force_replaces_no_archive(saved, fs, tmp_path):
     fs.pipe_file("/bucket/notes.tar.gz", content)
     (tmp_path / "notes.tar.gz").write_bytes(content)
     for target in ("memory://bucket/notes.tar.gz", tmp_path / "notes.tar.gz"):
-        with pytest.raises(checkpoint.CheckpointError, match=r"something else than|neither a checkpoint"):  # fmt: skip
+        with pytest.raises(
+            checkpoint.CheckpointError, match=r"something else than|neither a checkpoint"
+        ):
             checkpoint.convert(saved / "run.pt", target, container="torch", force=True)
     assert (tmp_path / "notes.tar.gz").read_bytes() == fs.cat("/bucket/notes.tar.gz") == content
     for target in ("memory://bucket/a.safetensors", tmp_path / "a.safetensors"):
@@ -235,7 +263,9 @@ def test_force_replaces_no_archive(saved, fs, tmp_path):
 
 @pytest.mark.parametrize("kind", ["zero 1", "zero 2", "zero 3", "universal 2"])
 def test_folders_of_deepspeed_are_sources_in_a_store(fs, tmp_path, kind):
-    """Of several files of which none is an index: all commands say and write what they do on a disk."""
+    """Of several files of which none is an index: all commands say and write what they do on a
+    disk.
+    """
     name, stage = kind.split()
     write = write_zero if name == "zero" else write_universal
     local = write(tmp_path / "global_step3", small_run(), int(stage), 2)
@@ -247,7 +277,10 @@ def test_folders_of_deepspeed_are_sources_in_a_store(fs, tmp_path, kind):
         here, there = command(local), command(url)
         assert {**here, "path": ""} == {**there, "path": ""}
     assert checkpoint.diff(local, url)["same"]
-    for target, options in (("out", {"container": "dcp", "to": "lowbit", "world_size": 2}), ("out.pt", {})):  # fmt: skip
+    for target, options in (
+        ("out", {"container": "dcp", "to": "lowbit", "world_size": 2}),
+        ("out.pt", {}),
+    ):
         checkpoint.convert(local, tmp_path / target, **options)
         checkpoint.convert(url, f"memory://z/{target}", **options)
         checkpoint.convert(url, tmp_path / f"of-store-{target}", **options)

@@ -1,4 +1,6 @@
-"""The ways in which torch's own tests save and load, with Writer and Reader in the place of the file system's, on 2 and 4 ranks."""
+"""The ways in which torch's own tests save and load, with Writer and Reader in the place of the
+file system's, on 2 and 4 ranks.
+"""
 
 import pathlib
 import subprocess
@@ -13,7 +15,10 @@ WORKER = pathlib.Path(worker.__file__)
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", worker.CASES)
 def test_torch_and_lowbit_read_what_either_wrote(pool, tmp_path, case, ranks):
-    assert pool.run(ranks, "storage_cases_worker", "run", case, str(tmp_path / "run")) == [True] * ranks  # fmt: skip
+    assert (
+        pool.run(ranks, "storage_cases_worker", "run", case, str(tmp_path / "run"))
+        == [True] * ranks
+    )
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
@@ -34,8 +39,10 @@ def test_replicas_are_written_once_and_spread_over_the_ranks(pool, tmp_path, ran
 def test_a_process_that_torch_starts_saves(tmp_path):
     command = [sys.executable, str(WORKER), str(tmp_path / "store"), str(tmp_path / "run")]
     started = [
-        subprocess.Popen([*command, str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, str(rank), "2"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
         for rank in range(2)
-    ]  # fmt: skip
+    ]
     for out, err in [process.communicate() for process in started]:
         assert out == "equal\n", err

@@ -1,4 +1,6 @@
-"""The messages of lowbit.checkpoint and load_optimizer that docs/troubleshooting.md lists: tests/ckpt and tests/optim have those of its other sections."""
+"""The messages of lowbit.checkpoint and load_optimizer that docs/troubleshooting.md lists:
+tests/ckpt and tests/optim have those of its other sections.
+"""
 
 import datetime
 import re
@@ -78,7 +80,9 @@ def options(folder):
 def url(folder):
     tool = shutil.which("lowbit-ckpt")
     need("ckpt", tool is not None, "lowbit-ckpt is not on PATH")
-    done = subprocess.run([tool, "inspect", "s3://bucket/run"], capture_output=True, text=True, timeout=600)  # fmt: skip
+    done = subprocess.run(
+        [tool, "inspect", "s3://bucket/run"], capture_output=True, text=True, timeout=600
+    )
     raise ValueError(done.stderr.removeprefix("lowbit-ckpt: ").strip())
 
 

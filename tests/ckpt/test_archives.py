@@ -1,4 +1,6 @@
-"""Checkpoints of one file: torch.save (zip and legacy), read, written and copied between containers."""
+"""Checkpoints of one file: torch.save (zip and legacy), read,
+written and copied between containers.
+"""
 
 import collections
 import io
@@ -31,23 +33,44 @@ def tree(complex128=True):
         "model": model.state_dict(),
         "optimizer": optimizer.state_dict(),
         "dtypes": {str(d): bits(d, 3, 4) for d in dtypes},
-        "views": {"all": big, "row": big[3], "rest": big[5:, 2::3], "turned": big.t(), "own": big[:, 1:4].clone().t()},
-        "shapes": [torch.tensor(2.5), torch.empty(0, 5), torch.empty(4, 0), torch.randn(2, 3, 1, 4)],
+        "views": {
+            "all": big,
+            "row": big[3],
+            "rest": big[5:, 2::3],
+            "turned": big.t(),
+            "own": big[:, 1:4].clone().t(),
+        },
+        "shapes": [
+            torch.tensor(2.5),
+            torch.empty(0, 5),
+            torch.empty(4, 0),
+            torch.randn(2, 3, 1, 4),
+        ],
         "pair": (torch.ones(2), {"deep": [torch.zeros(3), "x"]}, 5),
         "one": (torch.ones(1),),
         "numbers": {0: "zero", -5: torch.ones(3), 2**40: [1, 2]},
         "floats": [0.1, -0.0, float("inf"), float("nan"), 5e-324, 1e300],
         "ints": [0, 255, 256, 65535, 65536, -1, 2**31, -(2**31) - 1, 2**62],
         "texts": ["", "é", "\u2028", "a" * 300, "\udc80", "\\", '"', "\x00"],
-        "nothing": None, "yes": True, "empty": {}, "none": [], "unit": (), "bytes": b"\x00\xff\x80a", "no bytes": b"",
+        "nothing": None,
+        "yes": True,
+        "empty": {},
+        "none": [],
+        "unit": (),
+        "bytes": b"\x00\xff\x80a",
+        "no bytes": b"",
         "ordered": collections.OrderedDict(a=1, b=collections.OrderedDict(c=torch.ones(1))),
         "nested": [[{"a": 1}], [], [[2, (3, {"k": [4]})]]],
         "keys": {(1, 2): 3, 1.5: None, True: False},
-        "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cuda:1"),
-        "many": {f"k{i}": i for i in range(2003)}, "thousand": {i: None for i in range(1000)}, "long": list(range(2001)),
+        "size": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cuda:1"),
+        "many": {f"k{i}": i for i in range(2003)},
+        "thousand": {i: None for i in range(1000)},
+        "long": list(range(2001)),
         "ordered many": collections.OrderedDict((f"k{i}", i) for i in range(1001)),
         "escape \x1b[31m.dots": torch.ones(1),
-    }  # fmt: skip
+    }
 
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -165,7 +188,9 @@ def test_subclasses_of_torchao(tmp_path):
 
 
 def test_what_weights_only_takes(tmp_path):
-    """Values that torch.load(weights_only=True) reads come back as they were, from every container that keeps values."""
+    """Values that torch.load(weights_only=True) reads come back as they were,
+    from every container that keeps values.
+    """
     given = {
         "counter": collections.Counter(a=3, b=1),
         "no counter": collections.Counter(),
@@ -223,7 +248,9 @@ def test_old_arguments_of_torch(tmp_path):
 )
 @pytest.mark.parametrize("tensors", [False, True])
 def test_numbers_that_are_one_key(tmp_path, first, second, tensors):
-    """Python takes 1, 1.0 and True for one key and keeps one entry: which, readers disagree about."""
+    """Python takes 1, 1.0 and True for one key and keeps one entry: which,
+    readers disagree about.
+    """
 
     class Pairs:
         pass

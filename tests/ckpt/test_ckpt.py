@@ -1,4 +1,6 @@
-"""lowbit-ckpt on real directories of torch.distributed.checkpoint, its usage, and what it replaces."""
+"""lowbit-ckpt on real directories of torch.distributed.checkpoint, its usage,
+and what it replaces.
+"""
 
 import pickle
 import re
@@ -44,7 +46,9 @@ def test_inspect_tells_what_is_there(tmp_path):
 
 
 def test_columns_and_grids_of_chunks(tmp_path):
-    """Tensors that were sharded on columns, or on rows and columns, as two ranks of a mesh write them."""
+    """Tensors that were sharded on columns, or on rows and columns,
+    as two ranks of a mesh write them.
+    """
     from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
     whole = torch.arange(12 * 10, dtype=torch.int32).reshape(12, 10)
@@ -73,7 +77,9 @@ def test_columns_and_grids_of_chunks(tmp_path):
 
 
 def test_metadata_of_each_rank(tmp_path):
-    """`use_collectives=False` leaves one metadata file for each rank; torch's own converter reads only the first."""
+    """`use_collectives=False` leaves one metadata file for each rank;
+    torch's own converter reads only the first.
+    """
     state = {"x": torch.arange(24.0).reshape(6, 4)}
     saved(tmp_path / "a", {"x": state["x"]})
     run("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 2)
@@ -155,7 +161,15 @@ def test_force_replaces_no_part_of_the_source(source, tmp_path):
     with zipfile.ZipFile(tmp_path / "outer.zip", "w") as z:
         z.write(tmp_path / "w.pt", "w.pt")
     before = (tmp_path / "outer.zip").read_bytes()
-    error = run("convert", tmp_path / "outer.zip" / "w.pt", tmp_path / "outer.zip", "--container", "torch", "--force", code=2)  # fmt: skip
+    error = run(
+        "convert",
+        tmp_path / "outer.zip" / "w.pt",
+        tmp_path / "outer.zip",
+        "--container",
+        "torch",
+        "--force",
+        code=2,
+    )
     assert (
         "is the source; choose another target" in error.stderr
         and (tmp_path / "outer.zip").read_bytes() == before
@@ -173,15 +187,19 @@ def test_the_version_is_the_packages():
 def test_the_version_says_the_license_and_every_library_of_the_notices():
     _, license, *libraries = run("--version").stdout.splitlines()
     assert license.endswith("License: Apache-2.0") and libraries.pop(0) == "Built with:"
-    printed = [re.fullmatch(r"  (\S+) (\d+(?:\.\d+)+) \((\S+)\)", line).group(1, 3) for line in libraries]  # fmt: skip
+    printed = [
+        re.fullmatch(r"  (\S+) (\d+(?:\.\d+)+) \((\S+)\)", line).group(1, 3) for line in libraries
+    ]
     notices = (ROOT / "THIRD_PARTY_NOTICES").read_text()
     noted = re.findall(r"^={80}\n(.+?): .*\n.*\nLicense: (\S+)", notices, re.M)
-    in_the_package_alone = {"libstdc++, libgcc and glibc's start files", "NVIDIA CUDA Runtime"}  # fmt: skip
+    in_the_package_alone = {"libstdc++, libgcc and glibc's start files", "NVIDIA CUDA Runtime"}
     assert printed == [x for x in noted if x[0] not in in_the_package_alone]
 
 
 def test_inspect_names_what_low_bit_state_is(tmp_path):
-    """Codes, scales, means and what lies beside weights, of formats that the tool has not heard of one by one."""
+    """Codes, scales, means and what lies beside weights,
+    of formats that the tool has not heard of one by one.
+    """
     import lowbit
 
     params = [
@@ -197,10 +215,18 @@ def test_inspect_names_what_low_bit_state_is(tmp_path):
     dcp.save({"optim": {"state": state}}, checkpoint_id=tmp_path / "c", no_dist=True)
     kinds = set(inspect(tmp_path / "c")["bytes_by_kind"])
     assert kinds == {
-        "codes, dynamic4", "scales, dynamic4", "codes, power1_4_unsigned", "scales, power1_4_unsigned",
-        "kept beside weights", "codes, power1_5", "scales, power1_5", "factored moments, float32",
-        "step counters", "random streams", "shapes of parameters",
-    }  # fmt: skip
+        "codes, dynamic4",
+        "scales, dynamic4",
+        "codes, power1_4_unsigned",
+        "scales, power1_4_unsigned",
+        "kept beside weights",
+        "codes, power1_5",
+        "scales, power1_5",
+        "factored moments, float32",
+        "step counters",
+        "random streams",
+        "shapes of parameters",
+    }
 
 
 def test_inspect_names_every_format_of_the_catalog(tmp_path):

@@ -134,7 +134,9 @@ def test_patterns_are_names_that_inspect_shows(saved, tmp_path):
     report("diff", *both, "--include", "*.exp_avg")
 
 
-@pytest.mark.parametrize("target", ["lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"])  # fmt: skip
+@pytest.mark.parametrize(
+    "target", ["lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"]
+)
 def test_nadam_is_no_adam(tmp_path, target):
     torch.save(stepped(torch.optim.NAdam)[1].state_dict(), tmp_path / "a.pt")
     said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target, code=3).stderr
@@ -180,7 +182,15 @@ def test_a_plan_refuses_what_the_deed_would(saved, tmp_path):
     (tmp_path / "there.pt").write_bytes(b"")
     (tmp_path / "there").mkdir()
     for name in ("there.pt", "there"):
-        done = run("convert", saved / "adam.pt", tmp_path / name, "--container", "torch" if "." in name else "dcp", "--dry-run", code=2)  # fmt: skip
+        done = run(
+            "convert",
+            saved / "adam.pt",
+            tmp_path / name,
+            "--container",
+            "torch" if "." in name else "dcp",
+            "--dry-run",
+            code=2,
+        )
         assert "--force" in done.stderr
     run("reshard", saved / "adam.pt", tmp_path / "there", "--world-size", 2, "--dry-run", code=2)
     for name in ("no/where.pt", "no/where"):
@@ -202,7 +212,18 @@ def test_a_source_is_no_target(saved, tmp_path):
             ("run", f"the source {tmp_path / 'run' / 'a'} lies in it"),
             ("run/a/b", "lies in the source"),
         ):
-            assert why in run("reshard", tmp_path / "run" / "a", tmp_path / target, "--world-size", 2, *more, code=2).stderr  # fmt: skip
+            assert (
+                why
+                in run(
+                    "reshard",
+                    tmp_path / "run" / "a",
+                    tmp_path / target,
+                    "--world-size",
+                    2,
+                    *more,
+                    code=2,
+                ).stderr
+            )
     assert sorted(os.listdir(tmp_path)) == ["a.pt", "run"]
 
 
@@ -246,18 +267,32 @@ def test_radam_is_no_adam(tmp_path):
     assert not (tmp_path / "b.pt").exists()
 
 
-@pytest.mark.parametrize("target", ["torch", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"])  # fmt: skip
+@pytest.mark.parametrize(
+    "target", ["torch", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"]
+)
 @pytest.mark.parametrize("first_moment", [False, True])
 def test_the_adafactor_of_transformers_is_no_adam(tmp_path, first_moment, target):
     """A Trainer's `optim="adafactor"`: Adam's names, other numbers and another step."""
     group = {
-        "lr": 1e-3, "eps": (1e-30, 1e-3), "clip_threshold": 1.0, "decay_rate": -0.8, "beta1": None, "weight_decay": 0.0, "scale_parameter": False,
-        "relative_step": False, "warmup_init": False, "params": [0, 1],
-    }  # fmt: skip
+        "lr": 1e-3,
+        "eps": (1e-30, 1e-3),
+        "clip_threshold": 1.0,
+        "decay_rate": -0.8,
+        "beta1": None,
+        "weight_decay": 0.0,
+        "scale_parameter": False,
+        "relative_step": False,
+        "warmup_init": False,
+        "params": [0, 1],
+    }
     matrix = {"step": 2, "exp_avg_sq_row": torch.rand(96), "exp_avg_sq_col": torch.rand(64)}
     vector = {"step": 2, "exp_avg_sq": torch.rand(96)}
     if first_moment:
-        group["beta1"], matrix["exp_avg"], vector["exp_avg"] = 0.9, torch.rand(96, 64), torch.rand(96)  # fmt: skip
+        group["beta1"], matrix["exp_avg"], vector["exp_avg"] = (
+            0.9,
+            torch.rand(96, 64),
+            torch.rand(96),
+        )
     for state in (matrix, vector):
         state["RMS"] = torch.tensor(0.5)
     torch.save({"state": {0: matrix, 1: vector}, "param_groups": [group]}, tmp_path / "a.pt")
@@ -272,12 +307,22 @@ def test_the_adafactor_of_transformers_is_no_adam(tmp_path, first_moment, target
 
 @pytest.mark.parametrize("dialect", ["bitsandbytes", "adafactor8bit", "megatron", "dion"])
 def test_a_dialect_that_it_is_not(tmp_path, dialect):
-    """`--from` of another library finds nothing, and an optimizer without state is not what was asked for."""
+    """`--from` of another library finds nothing,
+    and an optimizer without state is not what was asked for.
+    """
     torch.save(stepped()[1].state_dict(), tmp_path / "a.pt")
     run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lpmm", "--from", dialect, code=3)
     assert not (tmp_path / "b.pt").exists()
     if dialect == "bitsandbytes":
-        convert = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--from", dialect)  # fmt: skip
+        convert = (
+            "convert",
+            tmp_path / "a.pt",
+            tmp_path / "b.pt",
+            "--to",
+            "lowbit",
+            "--from",
+            dialect,
+        )
         said = run(*convert, code=3).stderr
         assert "a.pt: state.0.exp_avg: is no state that bitsandbytes writes" in said
 
@@ -356,9 +401,15 @@ def test_verify_speaks_of_what_is_selected(tmp_path, saved):
 def test_one_file_of_a_directory_is_no_checkpoint(saved, tmp_path):
     run("reshard", saved / "adam", tmp_path / "d", "--world-size", 2)
     for name in (".metadata", "__0_0.distcp", "__1_0.distcp", "lowbit.json"):
-        for command in (["inspect", tmp_path / "d" / name], ["convert", tmp_path / "d" / name, tmp_path / "b.pt"]):  # fmt: skip
+        for command in (
+            ["inspect", tmp_path / "d" / name],
+            ["convert", tmp_path / "d" / name, tmp_path / "b.pt"],
+        ):
             said = run(*command, code=3).stderr
-            assert said == f"lowbit-ckpt: {tmp_path}/d/{name}: is one file of a directory of torch.distributed.checkpoint; give the folder: {tmp_path}/d\n"  # fmt: skip
+            assert said == (
+                f"lowbit-ckpt: {tmp_path}/d/{name}: is one file of a directory of "
+                f"torch.distributed.checkpoint; give the folder: {tmp_path}/d\n"
+            )
     assert not (tmp_path / "b.pt").exists()
 
 
@@ -368,7 +419,12 @@ def test_force_is_no_advice_where_it_replaces_nothing(saved, tmp_path):
     (folder / "notes.txt").write_text("x")
     text.write_text("These are notes")
     reshard = ["reshard", saved / "adam", folder, "--world-size", 2]
-    for command in (reshard, ["convert", saved / "adam", text, "--container", "torch"], ["convert", saved / "adam", text], ["convert", saved / "adam.pt", folder]):  # fmt: skip
+    for command in (
+        reshard,
+        ["convert", saved / "adam", text, "--container", "torch"],
+        ["convert", saved / "adam", text],
+        ["convert", saved / "adam.pt", folder],
+    ):
         for more in ([], ["--force"], ["--dry-run"]):
             said = run(*command, *more, code=2).stderr
             assert "choose another name" in said and "--force replaces" not in said
@@ -380,7 +436,10 @@ def test_force_is_no_advice_where_it_replaces_nothing(saved, tmp_path):
 
 def test_words_that_other_programs_take(saved, tmp_path):
     """A dash for a stream, the command help, an option twice, a number with a sign of percent."""
-    for command in (["convert", saved / "adam.pt", "-"], ["reshard", saved / "adam", "-", "--world-size", 2]):  # fmt: skip
+    for command in (
+        ["convert", saved / "adam.pt", "-"],
+        ["reshard", saved / "adam", "-", "--world-size", 2],
+    ):
         said = run(*command, code=2).stderr
         assert "not written to standard output; name a file or folder" in said
         assert not os.path.exists("-")
@@ -406,6 +465,9 @@ def test_names_that_dots_make_alike_are_both_named(tmp_path):
         ("b", "['x'][1]['0.y'] and ['x.1']['0']['y']", "x.1.0.y"),
     ):
         said = run("convert", tmp_path / f"{name}.pt", tmp_path / "c.safetensors", code=3).stderr
-        assert f"{tmp_path}/{name}.pt: {both} are both called {dotted} when keys are joined by dots" in said  # fmt: skip
+        assert (
+            f"{tmp_path}/{name}.pt: {both} are both called {dotted} when keys are joined by dots"
+            in said
+        )
         assert "rename a key of one and save again" in said
     assert not (tmp_path / "c.safetensors").exists()

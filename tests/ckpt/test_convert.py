@@ -1,4 +1,6 @@
-"""Converting: float32 state of torch becomes what a live optimizer here would make of it, byte for byte, and comes back."""
+"""Converting: float32 state of torch becomes what a live optimizer here would make of it,
+byte for byte, and comes back.
+"""
 
 import json
 import math
@@ -26,9 +28,15 @@ from lowbit.config import presets
 TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
 need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
 SHAPES = {
-    "wide.weight": (16, 64), "wide.bias": (64,), "up.weight": (96, 130), "odd.weight": (67, 131),
-    "conv.weight": (32, 8, 5, 7), "scale": (), "empty": (0, 32), "long": (5000,),
-}  # fmt: skip
+    "wide.weight": (16, 64),
+    "wide.bias": (64,),
+    "up.weight": (96, 130),
+    "odd.weight": (67, 131),
+    "conv.weight": (32, 8, 5, 7),
+    "scale": (),
+    "empty": (0, 32),
+    "long": (5000,),
+}
 
 
 def run(*arguments, code=0):
@@ -75,10 +83,13 @@ def by_name(opt):
     return {
         "state": {names[i]: state for i, state in saved["state"].items()},
         "param_groups": [
-            {**{k: v for k, v in g.items() if k != "param_names"}, "params": [names[i] for i in g["params"]]}
+            {
+                **{k: v for k, v in g.items() if k != "param_names"},
+                "params": [names[i] for i in g["params"]],
+            }
             for g in saved["param_groups"]
         ],
-    }  # fmt: skip
+    }
 
 
 def flattened(nested):
@@ -125,7 +136,12 @@ def held(path):
 
 
 def same(a, b):
-    return a.dtype == b.dtype and a.shape == b.shape and a.contiguous().reshape(-1).view(torch.uint8).tolist() == b.contiguous().reshape(-1).view(torch.uint8).tolist()  # fmt: skip
+    return (
+        a.dtype == b.dtype
+        and a.shape == b.shape
+        and a.contiguous().reshape(-1).view(torch.uint8).tolist()
+        == b.contiguous().reshape(-1).view(torch.uint8).tolist()
+    )
 
 
 def live(old, state_format, **options):
@@ -248,7 +264,10 @@ def test_shapes_that_nobody_tells(tmp_path):
     assert not (tmp_path / "back").exists()
     run(tmp_path / "lowbit", tmp_path / "back", "--to", "torch", "--model", tmp_path / "model")
     run(tmp_path / "told", tmp_path / "other", "--to", "torch")
-    assert same(held(tmp_path / "back")["optim.state.up.weight.exp_avg"], held(tmp_path / "other")["optim.state.up.weight.exp_avg"])  # fmt: skip
+    assert same(
+        held(tmp_path / "back")["optim.state.up.weight.exp_avg"],
+        held(tmp_path / "other")["optim.state.up.weight.exp_avg"],
+    )
 
 
 def test_relabelling_keeps_every_byte(tmp_path):
@@ -291,9 +310,12 @@ def test_factored_moments_are_means(tmp_path):
 
 
 OTHERS = {
-    "SGD": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9, "centered": True}, "Adagrad": {}, "Adafactor": {},
+    "SGD": {"momentum": 0.9},
+    "RMSprop": {"momentum": 0.9, "centered": True},
+    "Adagrad": {},
+    "Adafactor": {},
     "Adam": {"amsgrad": True, "weight_decay": 0.1},
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -389,8 +411,9 @@ def test_dry_run_says_it_and_writes_nothing(tmp_path):
     assert report["dry_run"] and len(report["states"]) == 2 * len(SHAPES)
     assert os.listdir(tmp_path) == ["torch"]
     assert {s["to"] for s in report["states"] if s["param"] == "up.weight"} == {
-        "dynamic8, blocks of 256", "dynamic8_unsigned, blocks of 256"
-    }  # fmt: skip
+        "dynamic8, blocks of 256",
+        "dynamic8_unsigned, blocks of 256",
+    }
 
 
 @pytest.mark.parametrize("named", [True, False])
@@ -487,11 +510,22 @@ def test_any_shape(tmp_path_factory, shape, state_format, world):
 
 
 def test_killed_at_any_moment(tmp_path):
-    """A convert that is killed leaves its source as it was, and nothing that `verify` takes for a checkpoint but a whole one."""
+    """A convert that is killed leaves its source as it was, and nothing that `verify` takes for a
+    checkpoint but a whole one.
+    """
     source, there, whole = tmp_path / "a", tmp_path / "b", tmp_path / "whole"
-    state = {f"l{i}.weight": {"step": torch.tensor(3.0), "exp_avg": torch.randn(1024, 512), "exp_avg_sq": torch.rand(1024, 512)} for i in range(6)}  # fmt: skip
+    state = {
+        f"l{i}.weight": {
+            "step": torch.tensor(3.0),
+            "exp_avg": torch.randn(1024, 512),
+            "exp_avg_sq": torch.rand(1024, 512),
+        }
+        for i in range(6)
+    }
     groups = [{"lr": 1e-3, "betas": (0.9, 0.999), "params": list(state)}]
-    dcp.save({"optim": {"state": state, "param_groups": groups}}, checkpoint_id=source, no_dist=True)  # fmt: skip
+    dcp.save(
+        {"optim": {"state": state, "param_groups": groups}}, checkpoint_id=source, no_dist=True
+    )
     before = {f.name: f.read_bytes() for f in source.iterdir()}
     command = ["--to", "lowbit", "--state-format", "8bit"]
     begin = time.monotonic()
@@ -502,12 +536,17 @@ def test_killed_at_any_moment(tmp_path):
     for i in range(100):
         # One file and a directory appear in different ways.
         target = there if i % 2 else tmp_path / "b.pt"
-        process = subprocess.Popen([TOOL, "convert", source, target, *command], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)  # fmt: skip
+        process = subprocess.Popen(
+            [TOOL, "convert", source, target, *command],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         time.sleep(moments.uniform(0, duration))
         process.kill()
         was_killed = process.wait() != 0
         killed += was_killed
-        # The first took longer than these do, or less long: one in four or five is to come to its end.
+        # The first took longer than these do,
+        # or less long: one in four or five is to come to its end.
         duration *= 1.03 if was_killed else 0.9
         for left in tmp_path.iterdir():
             if left in (source, whole):

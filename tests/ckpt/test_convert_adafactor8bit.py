@@ -1,5 +1,6 @@
-"""adafactor-8bit's files, of all its generations, into others and back. Its package builds CUDA code where it is imported, so the files are put together
-here (tests/support/peer_files.py): around the arrays that 0.4.6 left, and by the formulas of the older ones."""
+"""adafactor-8bit's files, of all its generations, into others and back. Its package builds CUDA
+code where it is imported, so the files are put together here (tests/support/peer_files.py): around
+the arrays that 0.4.6 left, and by the formulas of the older ones."""
 
 import numpy as np
 import pytest
@@ -44,7 +45,9 @@ def logs(x):
 
 
 def divided(x, name, *, cuda=True):
-    """0.1.3 to 0.2.0: by its CUDA kernels, or by the fallback, which divides by 255 a second time."""
+    """0.1.3 to 0.2.0: by its CUDA kernels, or by the fallback,
+    which divides by 255 a second time.
+    """
     high = logs(x)
     scale = np.maximum((high.max(axis=1) + 126) / F(255), F(1e-12))
     steps = (high + 126) / scale[:, None] * (1 if cuda else 255)
@@ -57,7 +60,10 @@ def fixed(x, name):
     high = logs(x)
     scale = high.max(axis=1) + 126
     q = np.rint((high + 126) * 255 / scale[:, None]).astype(np.uint8)
-    return {k: v.reshape(-1) if k.endswith("_q") else v for k, v in names(name, q, scale, x.shape).items()}  # fmt: skip
+    return {
+        k: v.reshape(-1) if k.endswith("_q") else v
+        for k, v in names(name, q, scale, x.shape).items()
+    }
 
 
 MEANS = {
@@ -82,10 +88,19 @@ def factored(kind, shape=(80, 130), seed=0):
 def test_generations_are_told_apart(tmp_path, kind):
     entry, row, col = factored(kind)
     vector = scaled_normal((5000,), 5).square()
-    own = {"step": entry["step"], "is_quantized": True, "block_size": 2048, **MAKERS[kind](vector, "variance")}  # fmt: skip
+    own = {
+        "step": entry["step"],
+        "is_quantized": True,
+        "block_size": 2048,
+        **MAKERS[kind](vector, "variance"),
+    }
     file = adafactor_file([entry, own], **SETTINGS[kind])
     state = convert(tmp_path, file, "torch")["state"]
-    close = {"linear": {"rtol": 0, "atol": 1}, "divided": {"rtol": 0.2, "atol": 0}, "fixed": {"rtol": 0.2, "atol": 0}}[kind]  # fmt: skip
+    close = {
+        "linear": {"rtol": 0, "atol": 1},
+        "divided": {"rtol": 0.2, "atol": 0},
+        "fixed": {"rtol": 0.2, "atol": 0},
+    }[kind]
     for got, name, x, source in (
         (state[0]["row_var"], "row_var", row, entry),
         (state[0]["col_var"], "col_var", col, entry),
@@ -202,8 +217,17 @@ def test_factored_states_of_torch(tmp_path):
             0: {"step": torch.tensor(3.0), "row_var": row, "col_var": col},
             1: {"step": torch.tensor(3.0), "variance": torch.rand(7)},
         },
-        "param_groups": [{"lr": 1e-2, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 0.0, "params": [0, 1]}],
-    }  # fmt: skip
+        "param_groups": [
+            {
+                "lr": 1e-2,
+                "beta2_decay": -0.8,
+                "eps": (None, 1e-3),
+                "d": 1.0,
+                "weight_decay": 0.0,
+                "params": [0, 1],
+            }
+        ],
+    }
     file = convert(tmp_path, content, "adafactor8bit")
     entry = file["state"][0]
     assert entry["row_var_shape"] == torch.Size((80, 1)) and entry["row_var_pad"] == 2048 - 80
@@ -224,8 +248,10 @@ def momentum4(kind, blocks):
         q = np.clip(np.rint(x / scale[:, None]), -8, 7) + 8
         value = (q - 8) * scale[:, None]
     else:
-        table = np.array([-1, -.6961928, -.52507306, -.3895074, -.27408478, -.17286907, -.07958022, 0, .07958022,
-                          .17286907, .27408478, .3895074, .52507306, .6961928, .8641379, 1], F)  # fmt: skip
+        table = np.array([
+            -1, -.6961928, -.52507306, -.3895074, -.27408478, -.17286907, -.07958022, 0,
+            .07958022, .17286907, .27408478, .3895074, .52507306, .6961928, .8641379, 1,
+        ], F)  # fmt: skip
         q = np.abs(x[..., None] / most[:, None, None] - table).argmin(axis=-1)
         scale, value = most, table[q] * most[:, None]
     q = q.astype(np.uint8).reshape(-1)
@@ -245,7 +271,9 @@ def test_momentum_of_02(tmp_path, kind):
 def fallback():
     v = scaled_normal((80, 130), 0).square()
     entry, *_ = factored("divided")
-    return adafactor_file([{**entry, **divided(v.mean(dim=-1, keepdim=True), "row_var", cuda=False)}])  # fmt: skip
+    return adafactor_file(
+        [{**entry, **divided(v.mean(dim=-1, keepdim=True), "row_var", cuda=False)}]
+    )
 
 
 def cast():
@@ -268,17 +296,33 @@ def test_groups_keep_their_meaning(tmp_path):
 
 def test_uniform_momentum_is_lowbits_uniform8(tmp_path):
     """Where blocks of 256 end with rows: CAME of 0.4.6 through lowbit and back, not a bit other."""
-    left = {k.removeprefix("came_uf8_"): v for k, v in arrays("adafactor8bit").items() if k.startswith("came_uf8_")}  # fmt: skip
-    means = {key: torch.tensor(left[f"{key}0"]) for key in ("row_var", "col_var", "conf_row", "conf_col")}  # fmt: skip
+    left = {
+        k.removeprefix("came_uf8_"): v
+        for k, v in arrays("adafactor8bit").items()
+        if k.startswith("came_uf8_")
+    }
+    means = {
+        key: torch.tensor(left[f"{key}0"]) for key in ("row_var", "col_var", "conf_row", "conf_col")
+    }
     codes = {"m_q": torch.tensor(left["m_q0"]), "m_scale": torch.tensor(left["m_scale0"])}
-    entry = {"step": 5, "is_quantized": True, "block_size": 2048, **means, **codes, "m_block_size": 256, "m_quant_type": "uf8"}  # fmt: skip
+    entry = {
+        "step": 5,
+        "is_quantized": True,
+        "block_size": 2048,
+        **means,
+        **codes,
+        "m_block_size": 256,
+        "m_quant_type": "uf8",
+    }
     file = adafactor_file([entry], **ADAMW, m_quant_type="uf8")
     ours = convert(tmp_path, file, "lowbit", "--keep")
     state = ours["state"][0]
     assert torch.equal(state["exp_avg_uniform8"].reshape(-1), codes["m_q"])
     assert torch.equal(state["exp_avg_uniform8_scale"].reshape(-1), codes["m_scale"])
     p = torch.nn.Parameter(torch.zeros(16, 256))
-    opt = lowbit.CAME([p], min_numel=1, state_format={"exp_avg": lowbit.scaled("uniform8", block=256)})  # fmt: skip
+    opt = lowbit.CAME(
+        [p], min_numel=1, state_format={"exp_avg": lowbit.scaled("uniform8", block=256)}
+    )
     opt.load_state_dict(ours)
     assert torch.equal(opt.state[p]["exp_avg_uniform8"], state["exp_avg_uniform8"])
     group = opt.param_groups[0]
@@ -289,10 +333,25 @@ def test_uniform_momentum_is_lowbits_uniform8(tmp_path):
 
 
 def test_groups_of_came_mean_the_same(tmp_path):
-    """It has eps_came, three betas and d under names of their own, and the second eps is Adafactor's alone."""
-    means = {"row_var": torch.ones(16), "col_var": torch.ones(16), "conf_row": torch.ones(16), "conf_col": torch.ones(16)}  # fmt: skip
+    """It has eps_came, three betas and d under names of their own,
+    and the second eps is Adafactor's alone.
+    """
+    means = {
+        "row_var": torch.ones(16),
+        "col_var": torch.ones(16),
+        "conf_row": torch.ones(16),
+        "conf_col": torch.ones(16),
+    }
     entry = {"step": 5, "is_quantized": False, **means, "m": torch.ones(16, 16)}
-    said = {"eps": (1e-20, 1e-3), "eps_came": 1e-12, "beta1": 0.8, "beta2": 0.98, "beta3": 0.99, "d": 2.0, "weight_decay": 0.1}  # fmt: skip
+    said = {
+        "eps": (1e-20, 1e-3),
+        "eps_came": 1e-12,
+        "beta1": 0.8,
+        "beta2": 0.98,
+        "beta3": 0.99,
+        "d": 2.0,
+        "weight_decay": 0.1,
+    }
     group = convert(tmp_path, adafactor_file([entry], **ADAMW, **said), "lowbit")["param_groups"][0]
     assert group["eps"] == (1e-20, 1e-12) and group["betas"] == (0.8, 0.98, 0.99)
     assert group["clip_threshold"] == 2.0 and group["weight_decay"] == 0.1
@@ -300,28 +359,64 @@ def test_groups_of_came_mean_the_same(tmp_path):
 
 @pytest.mark.parametrize("container", ["torch", "dcp"])
 def test_groups_of_came_go_there_and_back(tmp_path, container):
-    """What its one optimizer needs to be CAME again, and every setting of ours under its name there."""
-    said = {"lr": 3e-4, "eps": (1e-20, 1e-12), "betas": (0.8, 0.98, 0.99), "clip_threshold": 2.0, "weight_decay": 0.1, "maximize": True}  # fmt: skip
+    """What its one optimizer needs to be CAME again,
+    and every setting of ours under its name there.
+    """
+    said = {
+        "lr": 3e-4,
+        "eps": (1e-20, 1e-12),
+        "betas": (0.8, 0.98, 0.99),
+        "clip_threshold": 2.0,
+        "weight_decay": 0.1,
+        "maximize": True,
+    }
     p, q = (torch.nn.Parameter(torch.randn(16, 32)) for _ in range(2))
     opt = lowbit.CAME([{"params": [p], **said}, {"params": [q]}], state_format="float32")
     for x in (p, q):
         x.grad = torch.randn(16, 32)
     opt.step()
     torch.save(opt.state_dict(), tmp_path / "ours.pt")
-    run("convert", tmp_path / "ours.pt", tmp_path / "there", "--to", "adafactor8bit", "--container", container)  # fmt: skip
+    run(
+        "convert",
+        tmp_path / "ours.pt",
+        tmp_path / "there",
+        "--to",
+        "adafactor8bit",
+        "--container",
+        container,
+    )
     run("convert", tmp_path / "there", tmp_path / "there.pt")
     first, second = torch.load(tmp_path / "there.pt", weights_only=True)["param_groups"]
     wanted = {
-        "lr": 3e-4, "beta1": 0.8, "beta2": 0.98, "beta3": 0.99, "beta2_decay": None, "eps": (1e-20, 1e-3), "eps_came": 1e-12, "d": 2.0,
-        "weight_decay": 0.1, "maximize": True, "factored": True, "relative_step": False, "scale_parameter": False,
+        "lr": 3e-4,
+        "beta1": 0.8,
+        "beta2": 0.98,
+        "beta3": 0.99,
+        "beta2_decay": None,
+        "eps": (1e-20, 1e-3),
+        "eps_came": 1e-12,
+        "d": 2.0,
+        "weight_decay": 0.1,
+        "maximize": True,
+        "factored": True,
+        "relative_step": False,
+        "scale_parameter": False,
         "scale_weight_decay": False,
-    }  # fmt: skip
+    }
     assert {key: first[key] for key in wanted} == wanted
     assert not {"betas", "clip_threshold", "state_format"} & set(first)
     # The defaults are those of its preset.
     usual = {"beta1": 0.9, "beta2": 0.999, "beta3": 0.9999, "eps_came": 1e-16, "d": 1.0}
     assert {key: second[key] for key in usual} == usual and second["eps"] == (1e-30, 1e-3)
-    run("convert", tmp_path / "there", tmp_path / "back.pt", "--to", "lowbit", "--state-format", "float32")  # fmt: skip
+    run(
+        "convert",
+        tmp_path / "there",
+        tmp_path / "back.pt",
+        "--to",
+        "lowbit",
+        "--state-format",
+        "float32",
+    )
     back = torch.load(tmp_path / "back.pt", weights_only=True)
     for group, ours in zip(back["param_groups"], opt.state_dict()["param_groups"], strict=True):
         assert {key: group[key] for key in said} == {key: ours[key] for key in said}
@@ -334,7 +429,10 @@ def test_groups_of_came_go_there_and_back(tmp_path, container):
 def few_momenta():
     packed, scale, _ = momentum4("int4", 40)
     entry, *_ = factored("fixed", (40, 128))
-    return adafactor_file([{**entry, "m_q": torch.from_numpy(packed), "m_scale": torch.from_numpy(scale)}], m_block_size=128)  # fmt: skip
+    return adafactor_file(
+        [{**entry, "m_q": torch.from_numpy(packed), "m_scale": torch.from_numpy(scale)}],
+        m_block_size=128,
+    )
 
 
 def torn():
@@ -369,4 +467,6 @@ def test_what_it_cannot_keep(tmp_path):
         "param_groups": [{"lr": 1e-2, "momentum": 0.9, "params": [0]}],
     }
     assert "keeps no momentum_buffer" in convert(tmp_path, content, "adafactor8bit", code=3)
-    assert "8bit (of 0.4.0" in convert(tmp_path, content, "adafactor8bit", "--state-format", "4bit", code=2)  # fmt: skip
+    assert "8bit (of 0.4.0" in convert(
+        tmp_path, content, "adafactor8bit", "--state-format", "4bit", code=2
+    )

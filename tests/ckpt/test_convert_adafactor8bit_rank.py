@@ -1,4 +1,6 @@
-"""State in a subspace: what adafactor-8bit 0.1.9 left under a rank goes on in lowbit, and has no place elsewhere."""
+"""State in a subspace: what adafactor-8bit 0.1.9 left under a rank goes on in lowbit,
+and has no place elsewhere.
+"""
 
 import pytest
 import torch
@@ -11,22 +13,48 @@ need_tool()
 
 
 LOW_RANK = {  # the settings of 0.1.9
-    "apollo_rank": 8, "apollo_beta1": 0.9, "apollo_update_proj_gap": 2, "apollo_scale_type": "channel", "apollo_eps": 1e-8,
-    "apollo_factorize": False, "enable_fira_for_adafactor": False, "fira_margin": 0.01, "scale_weight_decay": True, "quantize": False,
-}  # fmt: skip
+    "apollo_rank": 8,
+    "apollo_beta1": 0.9,
+    "apollo_update_proj_gap": 2,
+    "apollo_scale_type": "channel",
+    "apollo_eps": 1e-8,
+    "apollo_factorize": False,
+    "enable_fira_for_adafactor": False,
+    "fira_margin": 0.01,
+    "scale_weight_decay": True,
+    "quantize": False,
+}
 
 
 def low_rank_entries(**changes):
-    """What 0.1.9 left of two matrices and a vector (tests/golden/make_adafactor8bit.py). Changes are of the first one."""
+    """What 0.1.9 left of two matrices and a vector (tests/golden/make_adafactor8bit.py).
+    Changes are of the first one.
+    """
     left, entries = arrays("adafactor8bit"), []
     for i in (0, 1):
-        of = {key: left[f"lowrank_default_{key}{i}"] for key in ("v_low", "scaled_grad_norm_prev", "current_proj_seed", "apollo_seed")}  # fmt: skip
-        entries.append({
-            "step": 5, "is_quantized": False, "block_size": 2048, "apollo_seed": int(of["apollo_seed"]), "apollo_rank": 8,
-            "apollo_update_proj_gap": 2, "last_proj_step": 5, "v_low_q": None, "v_low_scale": None, "v_low_shape": None, "v_low_pad": None,
-            "v_low": torch.tensor(of["v_low"]), "current_proj_seed": int(of["current_proj_seed"]),
-            "scaled_grad_norm_prev": torch.tensor(of["scaled_grad_norm_prev"]), **(changes if i == 0 else {}),
-        })  # fmt: skip
+        of = {
+            key: left[f"lowrank_default_{key}{i}"]
+            for key in ("v_low", "scaled_grad_norm_prev", "current_proj_seed", "apollo_seed")
+        }
+        entries.append(
+            {
+                "step": 5,
+                "is_quantized": False,
+                "block_size": 2048,
+                "apollo_seed": int(of["apollo_seed"]),
+                "apollo_rank": 8,
+                "apollo_update_proj_gap": 2,
+                "last_proj_step": 5,
+                "v_low_q": None,
+                "v_low_scale": None,
+                "v_low_shape": None,
+                "v_low_pad": None,
+                "v_low": torch.tensor(of["v_low"]),
+                "current_proj_seed": int(of["current_proj_seed"]),
+                "scaled_grad_norm_prev": torch.tensor(of["scaled_grad_norm_prev"]),
+                **(changes if i == 0 else {}),
+            }
+        )
     vector = torch.tensor(left["lowrank_default_variance2"])
     entries.append({"step": 5, "is_quantized": False, "block_size": 2048, "variance": vector})
     return entries
@@ -49,12 +77,21 @@ def low_rank(settings=LOW_RANK, **changes):
 
 
 def test_low_rank_state_goes_on(tmp_path):
-    """From what 0.1.9 left after five steps, the sixth is that of an optimizer of ours that took all six."""
+    """From what 0.1.9 left after five steps,
+    the sixth is that of an optimizer of ours that took all six.
+    """
     left = arrays("adafactor8bit")
     weights = low_rank_weights()
     made = convert(tmp_path, low_rank(), "lowbit", "--state-format", "float32")["optimizer"]
     group = made["param_groups"][0]
-    said = {"rank": 8, "update_proj_gap": 2, "scale_type": "channel", "projection": "torch", "decay_by": "alpha", "fira_margin": 0.01}  # fmt: skip
+    said = {
+        "rank": 8,
+        "update_proj_gap": 2,
+        "scale_type": "channel",
+        "projection": "torch",
+        "decay_by": "alpha",
+        "fira_margin": 0.01,
+    }
     assert {key: group[key] for key in said} == said
     options = {**said, "lr": 1e-2, "weight_decay": 0.1, "state_format": "float32"}
     whole = {name: torch.nn.Parameter(torch.tensor(left[f"p{i}"])) for i, name in enumerate("abc")}
@@ -83,16 +120,28 @@ def test_low_rank_state_without_weights_names_them(tmp_path):
     assert "--model" in convert(tmp_path, low_rank_file(), "lowbit", code=3)
 
 
-@pytest.mark.parametrize("to", ["torch", "adafactor8bit", "lpmm", "flashoptim", "bitsandbytes", "torchao"])  # fmt: skip
+@pytest.mark.parametrize(
+    "to", ["torch", "adafactor8bit", "lpmm", "flashoptim", "bitsandbytes", "torchao"]
+)
 def test_low_rank_state_has_no_place_elsewhere(tmp_path, to):
     said = convert(tmp_path, low_rank(), to, code=3)
-    assert "in a subspace" in said and "Adafactor with a rank goes on with it (convert --to lowbit)" in said  # fmt: skip
+    assert (
+        "in a subspace" in said
+        and "Adafactor with a rank goes on with it (convert --to lowbit)" in said
+    )
 
 
 @pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor, lowbit.Fira])
-@pytest.mark.parametrize("shape, options", [
-    ((20, 70), {"min_numel": 1}), ((70, 20), {"min_numel": 1}), ((96, 64), {"rank": "quarter"}), ((96, 64), {"min_numel": 1, "state_format": "4bit"}),
-], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "shape, options",
+    [
+        ((20, 70), {"min_numel": 1}),
+        ((70, 20), {"min_numel": 1}),
+        ((96, 64), {"rank": "quarter"}),
+        ((96, 64), {"min_numel": 1, "state_format": "4bit"}),
+    ],
+    ids=str,
+)
 def test_lowbits_own_low_rank_state_has_no_place_elsewhere(tmp_path, make, shape, options):
     """torch would load it as the state of a smaller matrix."""
     p = torch.nn.Parameter(torch.randn(shape))
@@ -152,7 +201,9 @@ def test_a_matrix_without_gradient_shifts_the_seeds(tmp_path):
 
 @pytest.mark.parametrize("floor, eps1", [(1e-8, None), (1e-6, 1e-3)])
 def test_the_floor_in_the_subspace_becomes_eps(tmp_path, floor, eps1):
-    """The file's eps[0], 1e-30 by default, is of other parameters; in lowbit its square would be 0."""
+    """The file's eps[0], 1e-30 by default, is of other parameters;
+    in lowbit its square would be 0.
+    """
     file = low_rank({**LOW_RANK, "eps": (1e-30, 1e-3), "apollo_eps": floor})
     made = convert(tmp_path, file, "lowbit")["optimizer"]
     assert made["param_groups"][0]["eps"] == (eps1, 1e-3)
@@ -175,19 +226,36 @@ LATER = {key: value for key, value in LOW_RANK.items() if key != "apollo_beta1"}
     "make, message",
     [
         (lambda: low_rank(LATER), "only that of 0.1.9 can"),
-        (lambda: low_rank(v_low_q=torch.zeros(1, 2048, dtype=torch.uint8)), "0.1.9 quantizes it on a GPU"),
+        (
+            lambda: low_rank(v_low_q=torch.zeros(1, 2048, dtype=torch.uint8)),
+            "0.1.9 quantizes it on a GPU",
+        ),
         (lambda: low_rank(row_var_low=torch.zeros(8, 1)), "apollo_factorize factors it"),
-        (lambda: low_rank(v_low=torch.zeros(2047)), r"v_low has shape [2047] and not the 2048 values of [8, 256]"),
+        (
+            lambda: low_rank(v_low=torch.zeros(2047)),
+            r"v_low has shape [2047] and not the 2048 values of [8, 256]",
+        ),
         (lambda: low_rank(v_low=torch.zeros(2048).bfloat16()), "before 0.4.5"),
-        (lambda: low_rank(apollo_rank=16), "larger than the rank on both sides, and this is a tensor of shape [16, 256] and rank 16"),
+        (
+            lambda: low_rank(apollo_rank=16),
+            (
+                "larger than the rank on both sides, and this is a tensor "
+                "of shape [16, 256] and rank 16"
+            ),
+        ),
         (lambda: low_rank(last_proj_step=4), "its projection is of step 4 and not of step 5"),
-        (lambda: low_rank(current_proj_seed=7), "its projection has the seed 7, and that of matrix 0 is 3547493930362192512 in step 5"),
+        (
+            lambda: low_rank(current_proj_seed=7),
+            "its projection has the seed 7, and that of matrix 0 is 3547493930362192512 in step 5",
+        ),
         (lambda: low_rank(apollo_update_proj_gap=0), "below 1"),
         (lambda: low_rank(step=2**50, apollo_update_proj_gap=1), "drawn anew too often"),
         (lambda: low_rank(apollo_rank=None), "it has no apollo_rank"),
         (lambda: low_rank({**LOW_RANK, "apollo_eps": 0.0}), "apollo_eps is 0"),
     ],
-)  # fmt: skip
+)
 def test_low_rank_state_that_is_another_is_refused(tmp_path, make, message):
     error = convert(tmp_path, make(), "lowbit", code=3)
-    assert (message in error and "low-rank state cannot be recovered" in error) or "before 0.4.5" in message  # fmt: skip
+    assert (
+        message in error and "low-rank state cannot be recovered" in error
+    ) or "before 0.4.5" in message

@@ -142,7 +142,9 @@ def test_settings_are_those_of_torch(tmp_path):
 
 
 def test_shapes_that_nobody_tells(tmp_path):
-    """lowbit's codes are matrices: without their shape or the weights nobody knows of more dimensions."""
+    """lowbit's codes are matrices: without their shape or the weights nobody knows of more
+    dimensions.
+    """
     saved = made("AdamW8bit", [(64, 256), (3, 8, 512)])[1].state_dict()
     told = convert(tmp_path, saved, "lowbit")
     assert told["state"][1].pop("shape").tolist() == [3, 8, 512]

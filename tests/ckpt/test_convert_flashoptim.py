@@ -1,5 +1,6 @@
-"""FlashOptim's files, of 0.1.3 and of 0.1.4, into others and back. FlashOptim needs CUDA to be installed, so the files are put together here
-(tests/support/peer_files.py) around the arrays that its own kernels left."""
+"""FlashOptim's files, of 0.1.3 and of 0.1.4, into others and back. FlashOptim needs CUDA to be
+installed, so the files are put together here (tests/support/peer_files.py) around the arrays that
+its own kernels left."""
 
 import numpy as np
 import pytest
@@ -54,9 +55,15 @@ def weights(tmp_path, shapes=SHAPES):
 @pytest.mark.parametrize("new", [False, True])
 def test_golden_moments_are_read_as_flashoptim_reads_them(tmp_path, new):
     moments = {
-        "exp_avg": (torch.from_numpy(FLASH["q_m_codes"].copy()), golden_scales("q_m_scales_f16bits")),
-        "exp_avg_sq": (torch.from_numpy(FLASH["q_v_codes"].copy()), golden_scales("q_v_scales_f16bits")),
-    }  # fmt: skip
+        "exp_avg": (
+            torch.from_numpy(FLASH["q_m_codes"].copy()),
+            golden_scales("q_m_scales_f16bits"),
+        ),
+        "exp_avg_sq": (
+            torch.from_numpy(FLASH["q_v_codes"].copy()),
+            golden_scales("q_v_scales_f16bits"),
+        ),
+    }
     file = flash_file([flash_state(moments, new=new, bits16=True)], width=0)
     state = convert(tmp_path, file, "torch")["state"][0]
     np.testing.assert_array_equal(state["exp_avg"].numpy(), FLASH["q_m_deq"])
@@ -100,7 +107,9 @@ def test_either_generation_becomes_the_other_and_comes_back(tmp_path, new):
 
 @pytest.mark.parametrize("new", [False, True])
 def test_through_lowbit_and_back(tmp_path, new):
-    """Codes of the matrix are relabelled; those of the others are read as numbers, whose codes come out the same: every block has its largest value."""
+    """Codes of the matrix are relabelled; those of the others are read as numbers, whose codes come
+    out the same: every block has its largest value.
+    """
     file = named(flash_file(entries(new)))
     ours = convert(tmp_path, file, "lowbit")
     state = ours["state"][0]
@@ -154,7 +163,9 @@ def test_lowbit_goes_on_with_it(tmp_path):
 
 
 def test_corrections_of_16_bits_are_bits(tmp_path):
-    """Some of them look like NaN and infinities of bfloat16, which no conversion of numbers keeps."""
+    """Some of them look like NaN and infinities of bfloat16,
+    which no conversion of numbers keeps.
+    """
     bits = torch.arange(-32767, 32768, 7, dtype=torch.int16)[:8192].reshape(128, 64)
     m = companded(scaled_normal((128, 64), 0), True)
     v = companded(scaled_normal((128, 64), 1).square(), False)
@@ -190,7 +201,9 @@ def old_scales(file):
 
 
 def cast_scales(file):
-    """What 0.1.4 makes of a file of 0.1.3: the numbers as bfloat16, taken for bits, and the float32 step."""
+    """What 0.1.4 makes of a file of 0.1.3: the numbers as bfloat16, taken for bits,
+    and the float32 step.
+    """
     entry = file["state"][0]
     numbers = entry["exp_avg::scales"].view(torch.float16).float().clamp(min=1e-6)
     entry["exp_avg::scales"] = numbers.to(torch.bfloat16)
@@ -242,7 +255,11 @@ def test_numbers_that_are_no_corrections_are_found_while_they_are_written(tmp_pa
 
 
 def test_what_flashoptim_cannot_keep(tmp_path):
-    state = {"step": torch.tensor(1.0), "exp_avg": torch.ones(64, 64), "exp_avg_sq": torch.ones(64, 64)}  # fmt: skip
+    state = {
+        "step": torch.tensor(1.0),
+        "exp_avg": torch.ones(64, 64),
+        "exp_avg_sq": torch.ones(64, 64),
+    }
     content = {"state": {0: dict(state)}, "param_groups": [{**ADAM, "params": [0]}]}
     assert "in the weight's type" in convert(tmp_path, content, "flashoptim", code=3)
     plain = convert(tmp_path, content, "flashoptim", "--state-format", "float32")
@@ -251,4 +268,6 @@ def test_what_flashoptim_cannot_keep(tmp_path):
     content["state"][0]["max_exp_avg_sq"] = torch.ones(64, 64)
     error = convert(tmp_path, content, "flashoptim", "--state-format", "float32", code=3)
     assert "keeps no max_exp_avg_sq" in error
-    assert "keeps no state as" in convert(tmp_path, content, "flashoptim", "--state-format", "4bit", code=2)  # fmt: skip
+    assert "keeps no state as" in convert(
+        tmp_path, content, "flashoptim", "--state-format", "4bit", code=2
+    )

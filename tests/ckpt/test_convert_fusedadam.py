@@ -1,5 +1,6 @@
-"""FusedAdam of Transformer Engine and Apex. It needs a GPU, so its files are put together here, after transformer_engine 2.20.2
-(pytorch/optimizers/fused_adam.py): state_dict() gives float32 moments whatever they are kept in, and steps are in the groups."""
+"""FusedAdam of Transformer Engine and Apex. It needs a GPU, so its files are put together here,
+after transformer_engine 2.20.2 (pytorch/optimizers/fused_adam.py): state_dict() gives float32
+moments whatever they are kept in, and steps are in the groups."""
 
 import json
 
@@ -24,15 +25,27 @@ def fused(net, master=None, **more):
     state = {}
     for i, p in enumerate(net.parameters()):
         generator = torch.Generator().manual_seed(i)
-        state[i] = {"exp_avg": torch.randn(p.shape, generator=generator), "exp_avg_sq": torch.rand(p.shape, generator=generator)}  # fmt: skip
+        state[i] = {
+            "exp_avg": torch.randn(p.shape, generator=generator),
+            "exp_avg_sq": torch.rand(p.shape, generator=generator),
+        }
         if master is not None:
             state[i]["master_param"] = torch.zeros(p.shape, dtype=master)
-    group = {"lr": 0.01, "bias_correction": True, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, "step": STEP}  # fmt: skip
+    group = {
+        "lr": 0.01,
+        "bias_correction": True,
+        "betas": (0.9, 0.95),
+        "eps": 1e-8,
+        "weight_decay": 0.1,
+        "step": STEP,
+    }
     return {"state": state, "param_groups": [{**group, "params": list(state), **more}]}
 
 
 def test_it_goes_on_in_lowbit_and_torch(tmp_path):
-    """Steps of the groups become those of the parameters: without them Adam would begin its bias correction again."""
+    """Steps of the groups become those of the parameters: without them Adam would begin its bias
+    correction again.
+    """
     net, file = model(), fused(model())
     torch.save(file, tmp_path / "fused.pt")
     said = json.loads(run("inspect", tmp_path / "fused.pt", "--json").stdout)
@@ -64,7 +77,9 @@ def test_back_again(tmp_path):
         assert tuple(group["betas"]) == (0.9, 0.95) and type(group["step"]) is int
     low = convert(tmp_path, file, "lowbit", "--state-format", "8bit")
     again = convert(tmp_path, low, "fusedadam")
-    torch.testing.assert_close(again["state"][0]["exp_avg"], file["state"][0]["exp_avg"], rtol=0.1, atol=0.05)  # fmt: skip
+    torch.testing.assert_close(
+        again["state"][0]["exp_avg"], file["state"][0]["exp_avg"], rtol=0.1, atol=0.05
+    )
     assert again["param_groups"][0]["step"] == STEP
 
 
@@ -73,17 +88,25 @@ def test_master_weights_are_not_lost_in_silence(tmp_path, dtype):
     file = fused(model(), master=dtype)
     error = convert(tmp_path, file, "lowbit", code=3)
     assert "master" in error and "--lossy" in error
-    assert set(convert(tmp_path, file, "torch", "--lossy")["state"][0]) == {"exp_avg", "exp_avg_sq", "step"}  # fmt: skip
+    assert set(convert(tmp_path, file, "torch", "--lossy")["state"][0]) == {
+        "exp_avg",
+        "exp_avg_sq",
+        "step",
+    }
 
 
 def test_what_no_other_adam_does_is_refused(tmp_path):
-    assert "bias_correction=False" in convert(tmp_path, fused(model(), bias_correction=False), "torch", code=3)  # fmt: skip
+    assert "bias_correction=False" in convert(
+        tmp_path, fused(model(), bias_correction=False), "torch", code=3
+    )
     net = model()
     opt = torch.optim.AdamW(net.parameters())
     net(torch.ones(2, 64)).sum().backward()
     opt.step()
     opt.state[next(net.parameters())]["step"] += 1
-    assert "counts the steps of a whole group" in convert(tmp_path, opt.state_dict(), "fusedadam", code=3)  # fmt: skip
+    assert "counts the steps of a whole group" in convert(
+        tmp_path, opt.state_dict(), "fusedadam", code=3
+    )
     opt = torch.optim.AdamW(net.parameters(), amsgrad=True)
     opt.step()
     assert "max_exp_avg_sq" in convert(tmp_path, opt.state_dict(), "fusedadam", code=3)

@@ -1,4 +1,6 @@
-"""From lowbit to lowbit: what nobody asked to change stays, byte for byte, whatever decided its format."""
+"""From lowbit to lowbit: what nobody asked to change stays, byte for byte,
+whatever decided its format.
+"""
 
 import pathlib
 import shutil
@@ -24,12 +26,23 @@ SHAPES = {
 SMALL = {**SHAPES, "small.weight": (8, 32)}  # float32 but for min_numel=0
 OPTIONS = {
     "lpmm4, rank 1": dict(state_format="lpmm4"),
-    "rows": dict(state_format={"exp_avg": lowbit.scaled("dynamic8", scale="row"), "exp_avg_sq": "8bit"}),
-    "columns": dict(state_format={"exp_avg": lowbit.scaled("linear4", scale="column"), "exp_avg_sq": "8bit"}),
-    "a tensor": dict(state_format={"exp_avg": lowbit.scaled("linear8", scale="tensor"), "exp_avg_sq": "8bit"}),
+    "rows": dict(
+        state_format={"exp_avg": lowbit.scaled("dynamic8", scale="row"), "exp_avg_sq": "8bit"}
+    ),
+    "columns": dict(
+        state_format={"exp_avg": lowbit.scaled("linear4", scale="column"), "exp_avg_sq": "8bit"}
+    ),
+    "a tensor": dict(
+        state_format={"exp_avg": lowbit.scaled("linear8", scale="tensor"), "exp_avg_sq": "8bit"}
+    ),
     "min_numel=0": dict(min_numel=0),
     "min_numel=0, bfloat16": dict(min_numel=0, state_format="bfloat16_stochastic"),
-    "min_numel of a state": dict(state_format={"exp_avg": "8bit", "exp_avg_sq": lowbit.scaled("dynamic8_unsigned", min_numel=0)}),
+    "min_numel of a state": dict(
+        state_format={
+            "exp_avg": "8bit",
+            "exp_avg_sq": lowbit.scaled("dynamic8_unsigned", min_numel=0),
+        }
+    ),
     "a higher min_numel": dict(min_numel=1 << 13),
     "overrides": dict(
         overrides=lowbit.override("embed.*", full_precision=True)
@@ -37,7 +50,7 @@ OPTIONS = {
         | lowbit.override("up.*", state_format="4bit")
     ),
     "a name": dict(full_precision="embed.*"),
-}  # fmt: skip
+}
 
 
 def parameters():
@@ -60,7 +73,9 @@ def write(opt, folder, container):
     if container == "torch":
         torch.save(opt.state_dict(), folder / "a.pt")
         return folder / "a.pt"
-    dcp_save({"optim": opt.state_dict()}, storage_writer=dcp.FileSystemWriter(folder / "a"), no_dist=True)  # fmt: skip
+    dcp_save(
+        {"optim": opt.state_dict()}, storage_writer=dcp.FileSystemWriter(folder / "a"), no_dist=True
+    )
     return folder / "a"
 
 
@@ -85,7 +100,9 @@ def same(a, b):
         for key in a[p]:
             x, y = torch.as_tensor(a[p][key]), torch.as_tensor(b[p][key])
             assert x.dtype == y.dtype and x.shape == y.shape, (p, key)
-            assert bytes(x.reshape(-1).view(torch.uint8)) == bytes(y.reshape(-1).view(torch.uint8)), (p, key)  # fmt: skip
+            assert bytes(x.reshape(-1).view(torch.uint8)) == bytes(
+                y.reshape(-1).view(torch.uint8)
+            ), (p, key)
 
 
 @pytest.mark.parametrize("container", ["torch", "dcp"])
@@ -101,7 +118,9 @@ def test_state_stays(tmp_path, options, container):
 
 @pytest.mark.parametrize("container", ["torch", "dcp"])
 def test_overrides_outweigh_another_format(tmp_path, container):
-    """The target is what an optimizer of the same overrides keeps: only what they do not decide gets the new format."""
+    """The target is what an optimizer of the same overrides keeps: only what they do not decide
+    gets the new format.
+    """
     opt = trained(**OPTIONS["overrides"])
     was = opt.state_dict()["state"]
     saved = converted(write(opt, tmp_path, container), "--state-format", "fp8")["state"]

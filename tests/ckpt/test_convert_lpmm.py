@@ -1,5 +1,6 @@
-"""lpmm's files into others and back. lpmm needs CUDA to be built, so the files are put together here (tests/support/peer_files.py) around the arrays that its
-own code left (its two CUDA functions that pack codes replaced by CPU ones: tests/golden/README.md)."""
+"""lpmm's files into others and back. lpmm needs CUDA to be built, so the files are put together
+here (tests/support/peer_files.py) around the arrays that its own code left (its two CUDA functions
+that pack codes replaced by CPU ones: tests/golden/README.md)."""
 
 import numpy as np
 import pytest
@@ -98,12 +99,16 @@ def test_its_own_files_stay_as_they_are(tmp_path, case):
 
 
 def packed(x):
-    """lpmm's codes and scales of a tensor of whole groups, and the codes of nothing behind them; the last byte, which lpmm leaves as memory had it, is 0."""
+    """lpmm's codes and scales of a tensor of whole groups, and the codes of nothing behind them;
+    the last byte, which lpmm leaves as memory had it, is 0.
+    """
     states = {}
     for name, format, values in x:
         table = entries(format)
         most = np.abs(values.numpy().reshape(-1, 128)).max(axis=1)
-        codes = nearest((values.numpy().reshape(-1, 128) / most[:, None]).reshape(-1), table, tie_up=False)  # fmt: skip
+        codes = nearest(
+            (values.numpy().reshape(-1, 128) / most[:, None]).reshape(-1), table, tie_up=False
+        )
         filler = nearest(np.zeros(-codes.size % 2048, np.float32), table, tie_up=False)
         codes = np.concatenate([codes, filler]).astype(np.uint8)
         data = np.concatenate([codes[::2] | codes[1::2] << 4, np.zeros(1, np.uint8)])
@@ -127,7 +132,10 @@ def test_through_lowbit_and_back(tmp_path):
     ours = convert(tmp_path, file, "lowbit")
     state = ours["state"][0]
     n = 40 * 128
-    assert state["exp_avg_dynamic4"].reshape(-1).tolist() == entry["exp_avg"][:n].view(torch.uint8).tolist()  # fmt: skip
+    assert (
+        state["exp_avg_dynamic4"].reshape(-1).tolist()
+        == entry["exp_avg"][:n].view(torch.uint8).tolist()
+    )
     assert torch.equal(
         state["exp_avg_sq_power1_4_unsigned_scale"].reshape(-1, 1),
         entry["exp_avg_sq_qstate"]["overhead"]["max1"],
@@ -166,7 +174,9 @@ def test_codes_are_written_as_lpmm_writes_them(tmp_path):
 
 
 def test_rank_1(tmp_path):
-    """Over the least of the largest magnitudes of an element's row and column; read back, it is what the maxima make of the codes."""
+    """Over the least of the largest magnitudes of an element's row and column; read back, it is
+    what the maxima make of the codes.
+    """
     values = moments(SHAPE)
     file = convert(tmp_path, adam(values), "lpmm", "--state-format", "4bit-rank1")
     entry = file["state"][0]

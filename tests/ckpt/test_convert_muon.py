@@ -1,4 +1,6 @@
-"""Muon's checkpoints of torch, Keller Jordan, Moonlight and Dion: into lowbit and back, live and by lowbit-ckpt; what can be read in two ways is refused."""
+"""Muon's checkpoints of torch, Keller Jordan, Moonlight and Dion: into lowbit and back, live and by
+lowbit-ckpt; what can be read in two ways is refused.
+"""
 
 import copy
 import json
@@ -47,7 +49,11 @@ def optimizer(**options):
 
 
 def by_name(opt):
-    return {n: opt.state[p] for g in opt.param_groups for n, p in zip(g["param_names"], g["params"], strict=True)}  # fmt: skip
+    return {
+        n: opt.state[p]
+        for g in opt.param_groups
+        for n, p in zip(g["param_names"], g["params"], strict=True)
+    }
 
 
 def inspected(tmp_path, content):
@@ -81,7 +87,9 @@ def test_they_go_on_in_lowbit(tmp_path, name, way):
             lowbit.load_optimizer(opt, tmp_path / "made.pt")
     state = by_name(opt)
     for key in SHAPES:
-        torch.testing.assert_close(state[key]["momentum_buffer"], average(key), rtol=1e-5, atol=1e-9)  # fmt: skip
+        torch.testing.assert_close(
+            state[key]["momentum_buffer"], average(key), rtol=1e-5, atol=1e-9
+        )
         assert float(state[key]["step"]) == (STEPS if name == "dion" else 1)
     for key in OTHERS:
         assert torch.equal(state[key]["exp_avg"], moments(key)[0])
@@ -119,13 +127,19 @@ def test_eight_bits_are_those_of_the_live_optimizer(tmp_path, name):
 
 @pytest.mark.parametrize("name", FILES)
 def test_to_and_fro(tmp_path, name):
-    """What lowbit keeps in float32 comes back: a sum within a rounding or two, everything else as it was."""
+    """What lowbit keeps in float32 comes back: a sum within a rounding or two,
+    everything else as it was.
+    """
     file = FILES[name]()
     kept = convert(tmp_path, file, "lowbit", "--state-format", "float32")
     back = convert(tmp_path, kept, name)
-    assert [set(group) for group in back["param_groups"]] == [set(group) for group in file["param_groups"]]  # fmt: skip
+    assert [set(group) for group in back["param_groups"]] == [
+        set(group) for group in file["param_groups"]
+    ]
     for ours, theirs in zip(back["param_groups"], file["param_groups"], strict=True):
-        assert {k: v for k, v in ours.items() if k != "betas"} == {k: v for k, v in theirs.items() if k != "betas"}  # fmt: skip
+        assert {k: v for k, v in ours.items() if k != "betas"} == {
+            k: v for k, v in theirs.items() if k != "betas"
+        }
         assert tuple(ours.get("betas", ())) == tuple(theirs.get("betas", ()))
     for i, key in enumerate(NAMES):
         ours, theirs = back["state"][i], file["state"][i]
@@ -140,7 +154,10 @@ def test_to_and_fro(tmp_path, name):
 
 
 def test_torchs_muon_both_ways(tmp_path):
-    params = [nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(i))) for i, s in enumerate(SHAPES.values())]  # fmt: skip
+    params = [
+        nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(i)))
+        for i, s in enumerate(SHAPES.values())
+    ]
     theirs = torch.optim.Muon(params, lr=0.02, momentum=0.9, adjust_lr_fn="match_rms_adamw")
     for t in range(3):
         for p, name in zip(params, SHAPES, strict=True):
@@ -151,7 +168,11 @@ def test_torchs_muon_both_ways(tmp_path):
     opt = lowbit.Muon(params, lr=1.0, state_format="float32")
     opt.load_state_dict(made)
     group = opt.param_groups[0]
-    assert group["lr"] == 0.02 and group["momentum"] == 0.9 and group["adjust_lr_fn"] == "match_rms_adamw"  # fmt: skip
+    assert (
+        group["lr"] == 0.02
+        and group["momentum"] == 0.9
+        and group["adjust_lr_fn"] == "match_rms_adamw"
+    )
     assert tuple(group["ns_coefficients"]) == (3.4445, -4.775, 2.0315)
     for p in params:
         assert torch.equal(opt.state[p]["momentum_buffer"], theirs.state[p]["momentum_buffer"])
@@ -184,7 +205,9 @@ def matrices_only(settings):
 
 def test_a_sum_or_an_average_is_refused(tmp_path):
     """Groups as several versions of Muon have them, of which some sum and some average."""
-    old = matrices_only({"lr": 0.02, "weight_decay": 0.0, "momentum": MU, "nesterov": True, "ns_steps": 5})  # fmt: skip
+    old = matrices_only(
+        {"lr": 0.02, "weight_decay": 0.0, "momentum": MU, "nesterov": True, "ns_steps": 5}
+    )
     said = convert(tmp_path, old, "lowbit", code=3)
     assert "muon or moonlight" in said and "--from" in said
     averaged = convert(tmp_path, old, "lowbit", "--from", "muon", "--state-format", "float32")
@@ -214,13 +237,17 @@ def test_what_cannot_be_converted_says_why(tmp_path):
     lion = dion()
     lion["param_groups"][1]["algorithm"] = "lion"
     assert "algorithm of its group is 'lion'" in convert(tmp_path, lion, "lowbit", code=3)
-    assert "momentum is missing" in convert(tmp_path, without(moonlight(), "momentum"), "lowbit", code=3)  # fmt: skip
+    assert "momentum is missing" in convert(
+        tmp_path, without(moonlight(), "momentum"), "lowbit", code=3
+    )
     ratio = convert(tmp_path, keller(), "moonlight", code=3)
     assert "has one group, and those here differ in lr" in ratio
     adam = torch.optim.AdamW([nn.Parameter(torch.ones(4, 4))])
     adam.param_groups[0]["params"][0].grad = torch.ones(4, 4)
     adam.step()
-    assert "no optimizer that keeps these states" in convert(tmp_path, adam.state_dict(), "dion", code=3)  # fmt: skip
+    assert "no optimizer that keeps these states" in convert(
+        tmp_path, adam.state_dict(), "dion", code=3
+    )
 
 
 @pytest.mark.parametrize("to", ["bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"])

@@ -1,4 +1,6 @@
-"""convert --model where parameters are only numbered: the order of the model names them, or it is refused."""
+"""convert --model where parameters are only numbered: the order of the model names them,
+or it is refused.
+"""
 
 import pytest
 import torch

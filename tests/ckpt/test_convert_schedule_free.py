@@ -1,4 +1,6 @@
-"""Schedule-Free AdamW's checkpoints, of the package schedulefree and lowbit's own: the copy of the weights keeps its precision."""
+"""Schedule-Free AdamW's checkpoints, of the package schedulefree and lowbit's own: the copy of the
+weights keeps its precision.
+"""
 
 import pytest
 import torch
@@ -12,21 +14,43 @@ SHAPES = [(64, 128), (70,)]
 
 
 def trained(dtype=torch.float32, **options):
-    params = [nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(i)).to(dtype)) for i, s in enumerate(SHAPES)]  # fmt: skip
+    params = [
+        nn.Parameter(torch.randn(s, generator=torch.Generator().manual_seed(i)).to(dtype))
+        for i, s in enumerate(SHAPES)
+    ]
     opt = lowbit.ScheduleFreeAdamW(params, lr=0.02, warmup_steps=2, **options)
     opt.train()
     for t in range(4):
         for i, p in enumerate(params):
-            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * t + i)).to(dtype)  # fmt: skip
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * t + i)).to(
+                dtype
+            )
         opt.step()
     opt.eval()
     return params, opt
 
 
 def of_the_authors(opt):
-    """In the layout of schedulefree 1.4.1: z and exp_avg_sq for each parameter, everything else in the group."""
+    """In the layout of schedulefree 1.4.1: z and exp_avg_sq for each parameter,
+    everything else in the group.
+    """
     saved = opt.state_dict()
-    keys = ("lr", "betas", "eps", "r", "k", "warmup_steps", "train_mode", "weight_sum", "lr_max", "scheduled_lr", "weight_lr_power", "weight_decay", "foreach", "params")  # fmt: skip
+    keys = (
+        "lr",
+        "betas",
+        "eps",
+        "r",
+        "k",
+        "warmup_steps",
+        "train_mode",
+        "weight_sum",
+        "lr_max",
+        "scheduled_lr",
+        "weight_lr_power",
+        "weight_decay",
+        "foreach",
+        "params",
+    )
     state = {i: {k: s[k] for k in ("z", "exp_avg_sq")} for i, s in saved["state"].items()}
     return {"state": state, "param_groups": [{k: saved["param_groups"][0][k] for k in keys}]}
 

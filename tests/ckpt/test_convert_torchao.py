@@ -1,4 +1,6 @@
-"""torchao's files and directories into others and back, by its own optimizers and its own arithmetic."""
+"""torchao's files and directories into others and back,
+by its own optimizers and its own arithmetic.
+"""
 
 import json
 import os
@@ -327,7 +329,9 @@ def test_a_directory(tmp_path, kind):
 
 
 def test_a_directory_of_ranks(tmp_path):
-    """FSDP2 on two ranks: one subclass for each, blocks of its own, and plain ones where a part is no multiple of a block."""
+    """FSDP2 on two ranks: one subclass for each, blocks of its own,
+    and plain ones where a part is no multiple of a block.
+    """
     import kinds
 
     for kind in KINDS:

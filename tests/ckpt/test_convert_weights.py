@@ -1,4 +1,6 @@
-"""convert --weights: float32 weights, or float32 masters of 16-bit ones, to 16-bit weights without masters."""
+"""convert --weights: float32 weights, or float32 masters of 16-bit ones,
+to 16-bit weights without masters.
+"""
 
 import zlib
 
@@ -57,9 +59,8 @@ def test_every_format(tmp_path, format):
     assert group["param_format"] == format or not kept
     for i, (name, p) in enumerate(net.named_parameters()):
         weight = got["model"][name]
-        if name.startswith(
-            "norm."
-        ):  # torch takes no norm whose weights and statistics differ in dtype
+        # torch takes no norm whose weights and statistics differ in dtype
+        if name.startswith("norm."):
             assert torch.equal(weight, p) and key not in state[i]
             continue
         stored, extra = expected(p.detach(), format, name)
@@ -74,7 +75,9 @@ def test_every_format(tmp_path, format):
 
 @pytest.mark.parametrize("format", ["bfloat16_split16", "bfloat16_kahan", "bfloat16_split8"])
 def test_as_to_master_free_does_it(tmp_path, format):
-    """The same weights and the same state beside them, bit for bit, in a live model and optimizer."""
+    """The same weights and the same state beside them, bit for bit,
+    in a live model and optimizer.
+    """
     net, content = checkpoint(norm=False)
     got = convert(tmp_path, content, "lowbit", "--weights", format)
 

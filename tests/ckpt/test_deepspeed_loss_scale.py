@@ -1,5 +1,5 @@
-"""The dynamic loss scale of DeepSpeed's runs in float16: an object in its files, plain values elsewhere. The package's own are in
-tests/frameworks/test_deepspeed_checkpoints.py."""
+"""The dynamic loss scale of DeepSpeed's runs in float16: an object in its files, plain values
+elsewhere. The package's own are in tests/frameworks/test_deepspeed_checkpoints.py."""
 
 import pytest
 import torch
@@ -51,7 +51,9 @@ def test_a_universal_checkpoint_has_the_object_again(tmp_path, kind, way):
         source = tmp_path / "low.pt"
     run("convert", source, tmp_path / "universal", "--container", "universal")
     with named_as_deepspeed():
-        made = torch.load(tmp_path / "universal" / "zero" / "optimizer_state.pt", weights_only=False)  # fmt: skip
+        made = torch.load(
+            tmp_path / "universal" / "zero" / "optimizer_state.pt", weights_only=False
+        )
     assert type(made["loss_scaler"]) is DynamicLossScaler and made["dynamic_loss_scale"] is True
     assert vars(made["loss_scaler"]) == vars(DynamicLossScaler())
     assert "the same, by meaning" in run("diff", tmp_path / "step", tmp_path / "universal").stdout
@@ -76,7 +78,15 @@ def test_what_is_not_the_usual_one_is_named(tmp_path):
 
 def test_a_part_of_it_is_not_written(tmp_path):
     folder = write("zero 2", tmp_path / "step", DynamicLossScaler())
-    done = run("convert", folder, tmp_path / "u", "--container", "universal", "--exclude", "*.cur_hysteresis")  # fmt: skip
+    done = run(
+        "convert",
+        folder,
+        tmp_path / "u",
+        "--container",
+        "universal",
+        "--exclude",
+        "*.cur_hysteresis",
+    )
     assert (
         "deepspeed.optimizer.loss_scaler is left out: it lacks cur_hysteresis"
         in done.stdout + done.stderr
@@ -104,5 +114,7 @@ def test_a_loss_scaler_of_the_user_stays_beside_it(tmp_path, kind, mine):
     else:
         assert made["loss_scaler"] == mine
     with named_as_deepspeed():
-        kept = torch.load(tmp_path / "universal" / "zero" / "optimizer_state.pt", weights_only=False)  # fmt: skip
+        kept = torch.load(
+            tmp_path / "universal" / "zero" / "optimizer_state.pt", weights_only=False
+        )
     assert vars(kept["loss_scaler"]) == vars(DynamicLossScaler())

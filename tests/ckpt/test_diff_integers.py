@@ -1,4 +1,6 @@
-"""`lowbit-ckpt diff` of tensors that are no floating-point numbers: counters, masks and bytes beside the model and the optimizer."""
+"""`lowbit-ckpt diff` of tensors that are no floating-point numbers: counters, masks and bytes
+beside the model and the optimizer.
+"""
 
 import importlib.util
 
@@ -13,11 +15,25 @@ import lowbit
 from lowbit import checkpoint
 from lowbit.checkpoint import native
 
-need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+need(
+    "ckpt",
+    native._checkpoint is not None,
+    "lowbit was built without its checkpoint module",
+    module=True,
+)
 
 DTYPES = [
-    torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8, torch.uint16, torch.bool, torch.complex64, torch.float8_e4m3fn, torch.float8_e5m2,
-]  # fmt: skip
+    torch.int8,
+    torch.int16,
+    torch.int32,
+    torch.int64,
+    torch.uint8,
+    torch.uint16,
+    torch.bool,
+    torch.complex64,
+    torch.float8_e4m3fn,
+    torch.float8_e5m2,
+]
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +69,9 @@ def test_a_checkpoint_of_the_elastic_recipe_equals_itself(elastic, tmp_path, byt
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_every_dtype_by_its_bits(tmp_path, dtype):
-    """Beside a model whose numbers are compared as numbers. Integers beyond 2^53 are not rounded."""
+    """Beside a model whose numbers are compared as numbers.
+    Integers beyond 2^53 are not rounded.
+    """
     values = torch.arange(12).remainder(2).to(dtype)
     model = {"w": torch.randn(3, 5).bfloat16()}
     first = save(tmp_path / "a", {"model": model, "extra": values})
@@ -72,6 +90,9 @@ def test_large_integers_that_are_one_apart(tmp_path):
 
 
 def test_an_integer_and_a_number_are_told_apart(tmp_path):
-    paths = [save(tmp_path / str(i), {"step": t}) for i, t in enumerate([torch.tensor(3), torch.tensor(3.0)])]  # fmt: skip
+    paths = [
+        save(tmp_path / str(i), {"step": t})
+        for i, t in enumerate([torch.tensor(3), torch.tensor(3.0)])
+    ]
     (entry,) = checkpoint.diff(*paths)["differences"]
     assert entry["what"] == "is int64 in the first, float32 in the second"

@@ -1,4 +1,6 @@
-"""`lowbit-ckpt diff` of what is no tensor: numbers, settings of groups, and what only one of two files has."""
+"""`lowbit-ckpt diff` of what is no tensor: numbers, settings of groups,
+and what only one of two files has.
+"""
 
 import numpy as np
 import pytest
@@ -8,7 +10,12 @@ from conftest import need
 from lowbit import checkpoint
 from lowbit.checkpoint import native
 
-need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module", module=True)  # fmt: skip
+need(
+    "ckpt",
+    native._checkpoint is not None,
+    "lowbit was built without its checkpoint module",
+    module=True,
+)
 
 NAN = float("nan")
 
@@ -58,7 +65,9 @@ def test_an_array_of_no_dimensions_is_its_number_by_meaning(tmp_path):
     assert checkpoint.diff(tmp_path / "a.pt", tmp_path / "a.safetensors")["same"]
     report = checkpoint.diff(tmp_path / "a.pt", tmp_path / "a.safetensors", bytes=True)
     assert [entry["name"] for entry in report["differences"]] == ["x", "y"]
-    assert differences(content, content | {"x": 2.0}, tmp_path, bytes=False) == {"x": "has another value"}  # fmt: skip
+    assert differences(content, content | {"x": 2.0}, tmp_path, bytes=False) == {
+        "x": "has another value"
+    }
 
 
 def optimizer(**settings):
@@ -72,7 +81,9 @@ def optimizer(**settings):
 
 
 def test_what_only_one_of_two_optimizers_has(tmp_path):
-    """A rate, and a number in the state: lost on the way, and by meaning no less than by bytes. Options that are off are those of later versions."""
+    """A rate, and a number in the state: lost on the way, and by meaning no less than by bytes.
+    Options that are off are those of later versions.
+    """
     whole, less = optimizer(), optimizer()
     for state in whole["state"].values():
         state["seen"] = 7
@@ -90,7 +101,9 @@ def test_what_only_one_of_two_optimizers_has(tmp_path):
 
 
 def test_options_of_later_versions_are_no_difference_where_they_are_usual(tmp_path):
-    """torch 2.6 writes no decoupled_weight_decay, which is True for AdamW. Where it is False, the update is another."""
+    """torch 2.6 writes no decoupled_weight_decay, which is True for AdamW. Where it is False,
+    the update is another.
+    """
     new, old = optimizer(), optimizer()
     assert new["param_groups"][0]["decoupled_weight_decay"] is True
     del old["param_groups"][0]["decoupled_weight_decay"]

@@ -1,4 +1,6 @@
-"""State in float64: compared as float64, kept as float64 by torch, and reported where another target rounds it."""
+"""State in float64: compared as float64, kept as float64 by torch,
+and reported where another target rounds it.
+"""
 
 import json
 
@@ -49,14 +51,18 @@ def test_no_other_target_is_exact(tmp_path, to):
     for row in rows:
         assert row["from"] == "float64" and not row["exact"]
         assert 0 < row["relative_error"] < 1
-    error = run("convert", tmp_path / "a.pt", tmp_path / "c.pt", "--to", to, "--keep", *options, code=4).stderr  # fmt: skip
+    error = run(
+        "convert", tmp_path / "a.pt", tmp_path / "c.pt", "--to", to, "--keep", *options, code=4
+    ).stderr
     assert "float64" in error and ("would be rounded" in error or "without rounding" in error)
     assert not (tmp_path / "c.pt").exists()
 
 
 def test_float32_state_of_lowbit(tmp_path):
     before = saved(tmp_path / "a.pt")
-    rows = states(tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--state-format", "float32")  # fmt: skip
+    rows = states(
+        tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--state-format", "float32"
+    )
     assert {row["to"] for row in rows} == {"float32"} and not any(row["exact"] for row in rows)
     after = torch.load(tmp_path / "b.pt")["optim"]["state"]
     for row in rows:
@@ -69,7 +75,9 @@ def test_float32_state_of_lowbit(tmp_path):
 
 def test_beyond_float32_is_an_infinite_error(tmp_path):
     saved(tmp_path / "a.pt", scale=1e30)  # squares of 1e57
-    rows = states(tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--state-format", "float32")  # fmt: skip
+    rows = states(
+        tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--state-format", "float32"
+    )
     assert {row["max_error"] for row in rows if row["state"] == "exp_avg_sq"} == {"infinite"}
 
 

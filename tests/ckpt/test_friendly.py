@@ -1,4 +1,6 @@
-"""What `lowbit-ckpt` says to mistakes and of things that are no checkpoint; several optimizers; what is left of killed runs."""
+"""What `lowbit-ckpt` says to mistakes and of things that are no checkpoint; several optimizers;
+what is left of killed runs.
+"""
 
 import argparse
 import enum
@@ -69,11 +71,19 @@ def messages(tmp_path):
         of("inspect", saved(torch.nn.Linear(2, 2))),
         of("convert", saved({"model": torch.nn.Linear(2, 2), "epoch": 1}), *out),
         of("convert", saved(optimizer(step=False)[1].state_dict()), *out),
-        of("convert", saved({"a": optimizer()[1].state_dict(), "b": optimizer()[1].state_dict()}), *out),
-        of("convert", saved({"state": {}, "param_groups": [{"lowbit_version": 9, "params": []}]}), *out),
+        of(
+            "convert",
+            saved({"a": optimizer()[1].state_dict(), "b": optimizer()[1].state_dict()}),
+            *out,
+        ),
+        of(
+            "convert",
+            saved({"state": {}, "param_groups": [{"lowbit_version": 9, "params": []}]}),
+            *out,
+        ),
         of("convert", saved(without_step()), *out),
         of("verify", saved({"a": [list(range(1000))] * 999})),
-    ]  # fmt: skip
+    ]
     for name, method in (("root", zipfile.ZIP_STORED), ("small", zipfile.ZIP_DEFLATED)):
         with zipfile.ZipFile(tmp_path / name, "w", method) as z:
             z.writestr("data.pkl", "x" * 99)
@@ -163,16 +173,30 @@ def test_a_file_of_one_rank_of_zero_is_not_converted(tmp_path, kind):
     opt = torch.optim.AdamW([flat])
     flat.sum().backward()
     opt.step()
-    partition = {"base_optimizer_state": opt.state_dict(), "single_partition_of_fp32_groups": [flat.data], "partition_count": [2]}  # fmt: skip
+    partition = {
+        "base_optimizer_state": opt.state_dict(),
+        "single_partition_of_fp32_groups": [flat.data],
+        "partition_count": [2],
+    }
     of_rank = {
         "zero": {"zero_stage": 1, **partition},
         "bf16": partition,
-        "stage3": {"zero_stage": 3, "partition_count": 2, "optimizer_state_dict": opt.state_dict(), "fp32_flat_groups": [flat.data]},
-    }[kind]  # fmt: skip
+        "stage3": {
+            "zero_stage": 3,
+            "partition_count": 2,
+            "optimizer_state_dict": opt.state_dict(),
+            "fp32_flat_groups": [flat.data],
+        },
+    }[kind]
     file = tmp_path / "zero_pp_rank_0_mp_rank_00_optim_states.pt"
     torch.save({"optimizer_state_dict": of_rank, "ds_version": "0.19.8"}, file)
     assert "has one rank's slices of flat vectors" in run("inspect", file).stdout
-    for more in (["--to", "lowbit"], [], ["--include", "*.exp_avg"], ["--to", "lowbit", "--from", "torch", "--dry-run"]):  # fmt: skip
+    for more in (
+        ["--to", "lowbit"],
+        [],
+        ["--include", "*.exp_avg"],
+        ["--to", "lowbit", "--from", "torch", "--dry-run"],
+    ):
         error = run("convert", file, tmp_path / "x.pt", *more, code=3).stderr
         assert "one rank's slices of flat vectors" in error and "give the folder" in error
         assert str(file) in error
@@ -205,7 +229,9 @@ def test_a_plain_pickle(tmp_path):
 
 
 def test_a_program_of_torch_export(tmp_path):
-    torch.export.save(torch.export.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),)), tmp_path / "a.pt2")  # fmt: skip
+    torch.export.save(
+        torch.export.export(torch.nn.Linear(3, 2), (torch.ones(1, 3),)), tmp_path / "a.pt2"
+    )
     error = run("inspect", tmp_path / "a.pt2", code=3).stderr
     assert "is a program of torch.export" in error and "torch.export.load" in error
 
@@ -215,19 +241,23 @@ def test_a_zip_of_files(tmp_path):
     model, opt = optimizer()
     with zipfile.ZipFile(tmp_path / "model.zip", "w") as z:
         z.writestr("data", "{}")
-        for name, content in (("policy.pth", model.state_dict()), ("policy.optimizer.pth", opt.state_dict())):  # fmt: skip
+        for name, content in (
+            ("policy.pth", model.state_dict()),
+            ("policy.optimizer.pth", opt.state_dict()),
+        ):
             with z.open(name, "w", force_zip64=True) as f:
                 torch.save(content, f)
     error = run("inspect", tmp_path / "model.zip", code=3).stderr
-    assert (
-        "policy.pth, policy.optimizer.pth" in error and "model.zip/policy.optimizer.pth" in error
-    )  # the largest
+    # the largest
+    assert "policy.pth, policy.optimizer.pth" in error and "model.zip/policy.optimizer.pth" in error
     inner = tmp_path / "model.zip" / "policy.optimizer.pth"
     run("verify", inner)
     run("convert", inner, tmp_path / "o.pt")
     state = torch.load(tmp_path / "o.pt")["state"]
     assert torch.equal(state[0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])
-    assert "no record other.pth" in run("inspect", tmp_path / "model.zip" / "other.pth", code=3).stderr  # fmt: skip
+    assert (
+        "no record other.pth" in run("inspect", tmp_path / "model.zip" / "other.pth", code=3).stderr
+    )
 
 
 def test_a_zip_of_files_in_folders(tmp_path):
@@ -257,7 +287,9 @@ def test_an_archive_packed_again(tmp_path):
         return tmp_path / name
 
     error = run("inspect", packed("root.pt", "", zipfile.ZIP_STORED), code=3).stderr
-    assert "with its records in no folder" in error and "zip that folder without compression" in error  # fmt: skip
+    assert (
+        "with its records in no folder" in error and "zip that folder without compression" in error
+    )
     for folder in ("", "archive/"):
         error = run("inspect", packed("small.pt", folder, zipfile.ZIP_DEFLATED), code=3).stderr
         assert "is compressed" in error and "unzip it" in error and "without compression" in error
@@ -271,7 +303,9 @@ def run_on(path):
 
 @pytest.mark.parametrize("kind", ["list", "dict"])
 def test_the_limit_of_values(tmp_path, kind):
-    """One value that many keys share: the pickle has it once, and a reader as often as it is named."""
+    """One value that many keys share: the pickle has it once,
+    and a reader as often as it is named.
+    """
     shared = list(range(1000)) if kind == "list" else {str(i): i for i in range(1000)}
 
     def saved(count):
@@ -340,11 +374,15 @@ def test_several_optimizers(tmp_path):
     assert torch.equal(back["w"], torch.ones(2))
     first, second = back["optimizers"]
     assert torch.equal(first["state"][0]["exp_avg"], states[0]["state"][0]["exp_avg"])
-    assert "exp_avg_dynamic8" in second["state"][0] and "lowbit_version" in second["param_groups"][0]  # fmt: skip
+    assert (
+        "exp_avg_dynamic8" in second["state"][0] and "lowbit_version" in second["param_groups"][0]
+    )
 
 
 def test_few_open_files(tmp_path):
-    """Many ranks where the system allows few open files: it works, and where it cannot, nothing is left."""
+    """Many ranks where the system allows few open files: it works, and where it cannot,
+    nothing is left.
+    """
     torch.save({"w": torch.arange(4000.0).reshape(2000, 2)}, tmp_path / "a.pt")
 
     def limited(count):

@@ -1,4 +1,6 @@
-"""Patterns on the command line choose what Python's fnmatch chooses, as overrides= and full_precision= do."""
+"""Patterns on the command line choose what Python's fnmatch chooses,
+as overrides= and full_precision= do.
+"""
 
 import fnmatch
 import pathlib
@@ -21,8 +23,9 @@ NAMES = sorted(
     | {"a.b.a", "model.layers.10.attn.weight", "a-é", "ab-ab-ab", "界界a"}
 )
 PATTERNS = [
-    "*", "?", "??", "*.weight", "model.*.1?.*", "[ab]", "[!ab]", "[^a]", "[]]", "[!]]", "[a", "[!", "[a-]", "[-a]", "[a-é]",
-    "[!a-é]", "é*", "?é", "[界]*", "\\*", "\\a", "a\\", "[\\]", "[*]", "[?]?", "[[]", "**a", "*a*b*", "a*", "[a-b]?[!.]*",
+    "*", "?", "??", "*.weight", "model.*.1?.*", "[ab]", "[!ab]", "[^a]", "[]]", "[!]]", "[a", "[!",
+    "[a-]", "[-a]", "[a-é]", "[!a-é]", "é*", "?é", "[界]*", "\\*", "\\a", "a\\", "[\\]", "[*]",
+    "[?]?", "[[]", "**a", "*a*b*", "a*", "[a-b]?[!.]*",
 ]  # fmt: skip
 
 

@@ -1,4 +1,6 @@
-"""What people meet around lowbit-ckpt: examples in --help, completions, the manual page, and the page for a browser."""
+"""What people meet around lowbit-ckpt: examples in --help, completions, the manual page,
+and the page for a browser.
+"""
 
 import html.parser
 import importlib.util
@@ -112,8 +114,14 @@ def test_every_example_in_help_runs(tmp_path):
     # In an order in which what one reads was written by another.
     lines.sort(key=lambda line: (" diff " in line, "-8bit " in line and " convert " in line))
     for line in lines:
-        done = subprocess.run(["bash", "-c", line], cwd=tmp_path, env={**os.environ, "PATH": path},
-                              capture_output=True, text=True, timeout=600)  # fmt: skip
+        done = subprocess.run(
+            ["bash", "-c", line],
+            cwd=tmp_path,
+            env={**os.environ, "PATH": path},
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode == 0, f"{line}: exit {done.returncode}, {done.stderr}"
         if "--dry-run" in line:
             assert not (tmp_path / shlex.split(line)[3]).exists()
@@ -130,7 +138,9 @@ def test_lines_in_the_docs_are_those_of_help():
     pages = {"README.md": 0, "docs/ckpt.md": 5}  # how many lines at least
     for page, least in pages.items():  # other lines of other pages run in tests/repo/test_docs.py
         text = (ROOT / page).read_text()
-        lines = [line.split("#")[0].strip() for line in re.findall(r"^(lowbit-ckpt .*)$", text, re.M)]  # fmt: skip
+        lines = [
+            line.split("#")[0].strip() for line in re.findall(r"^(lowbit-ckpt .*)$", text, re.M)
+        ]
         lines = [line for line in lines if line not in OWN]
         assert len(lines) >= least, page
         assert not [line for line in lines if line not in known], page
@@ -147,7 +157,9 @@ def test_the_reference_is_what_help_says():
     assert script.PAGE.read_text() == made
     for name in commands():
         section = made[made.index(f"\n## {name}\n") :].split("\n## ")[1]
-        assert all(f"| `{option}" in section for option in options(name) if option != "--help"), name
+        assert all(f"| `{option}" in section for option in options(name) if option != "--help"), (
+            name
+        )
 
 
 # Completions
@@ -162,8 +174,13 @@ COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
 _lowbit_ckpt
 printf '%s\\n' "${COMPREPLY[@]}"
 """
-    done = subprocess.run(["bash", "-c", program, "bash", TOOL, "lowbit-ckpt", *words], env={**os.environ, "LC_ALL": "C"},
-                          capture_output=True, text=True, timeout=600)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", program, "bash", TOOL, "lowbit-ckpt", *words],
+        env={**os.environ, "LC_ALL": "C"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0 and not done.stderr, done.stderr
     return set(done.stdout.split("\n")) - {""}
 
@@ -187,7 +204,9 @@ def test_bash_completes_commands_options_values_and_files(tmp_path, monkeypatch)
     assert complete("verify", "") == {"step 1", "step-2.pt", "other"}
     assert complete("verify", "--threads", "") == set()
     for name in names:  # an option with choices offers them, also behind '='
-        for option, choices in re.findall(r"^  (--[a-z-]+) [A-Z]+:\{([^}]*)\}", run(name, "--help"), re.M):  # fmt: skip
+        for option, choices in re.findall(
+            r"^  (--[a-z-]+) [A-Z]+:\{([^}]*)\}", run(name, "--help"), re.M
+        ):
             assert complete(name, option, "") == set(choices.split(","))
             assert complete(name, option, "=", "") == set(choices.split(","))
 
@@ -217,7 +236,10 @@ def test_other_shells_take_their_script(shell, tmp_path):
     done = subprocess.run([program, "-n", script], capture_output=True, text=True, timeout=600)
     assert done.returncode == 0 and not done.stderr, done.stderr
     if shell == "fish":
-        ask = f"source {script}; complete -C 'lowbit-ckpt ver'; complete -C 'lowbit-ckpt verify --thr'"
+        ask = (
+            f"source {script}; complete -C 'lowbit-ckpt ver'; complete "
+            "-C 'lowbit-ckpt verify --thr'"
+        )
         out = subprocess.run([program, "-c", ask], capture_output=True, text=True, timeout=600)
         assert "verify" in out.stdout and "--threads" in out.stdout
     else:
@@ -248,8 +270,13 @@ def test_manual_page_renders_without_a_warning():
     groff = shutil.which("groff")
     need("groff", groff is not None, "groff is not installed: apt-get install groff-base")
     assert groff is not None
-    done = subprocess.run([groff, "-man", "-Tutf8", "-ww", "-rHY=0"], input=run("man"),
-                          capture_output=True, text=True, timeout=600)  # fmt: skip
+    done = subprocess.run(
+        [groff, "-man", "-Tutf8", "-ww", "-rHY=0"],
+        input=run("man"),
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
     assert done.returncode == 0 and done.stderr == ""
     text = re.sub(r"\x1b\[[\d;]*m|.\x08", "", done.stdout)
     for name in commands():
@@ -313,17 +340,34 @@ class Page(html.parser.HTMLParser):
         return out
 
 
-BROWSER = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")  # fmt: skip
+BROWSER = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
 
 
 def browse(page, tmp_path, *, dark=False, picture=None):
-    """The document as the browser has it after its scripts ran; a screenshot where one is asked for."""
+    """The document as the browser has it after its scripts ran;
+    a screenshot where one is asked for.
+    """
     need("chromium", BROWSER is not None, "no chromium: apt-get install chromium")
     what = [f"--screenshot={picture}"] if picture else ["--dump-dom"]
-    command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--hide-scrollbars",
-               "--no-first-run", "--disable-extensions", "--disable-background-networking", "--force-device-scale-factor=1",
-               f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1200,3000",
-               f"--blink-settings=preferredColorScheme={0 if dark else 1}", *what, page.as_uri()]  # fmt: skip
+    command = [
+        BROWSER,
+        "--headless=new",
+        "--no-sandbox",
+        "--disable-gpu",
+        "--disable-dev-shm-usage",
+        "--hide-scrollbars",
+        "--no-first-run",
+        "--disable-extensions",
+        "--disable-background-networking",
+        "--force-device-scale-factor=1",
+        f"--user-data-dir={tmp_path / 'profile'}",
+        "--window-size=1200,3000",
+        f"--blink-settings=preferredColorScheme={0 if dark else 1}",
+        *what,
+        page.as_uri(),
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout
@@ -364,16 +408,20 @@ def probe(page, tmp_path, **how):
     """Where the canvases are, how many colours each has, and the page's own colours."""
     script = """<script>
 const found = [...document.querySelectorAll("canvas")].map(c => {
-  const r = c.getBoundingClientRect(), d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
+  const {x, y, width, height} = c.getBoundingClientRect();
+  const d = c.getContext("2d").getImageData(0, 0, c.width, c.height).data;
   const colours = new Set();
-  for (let i = 0; i < d.length; i += 4) colours.add(d[i] << 24 | d[i + 1] << 16 | d[i + 2] << 8 | d[i + 3]);
-  return {kind: c.className, x: r.x, y: r.y, width: r.width, height: r.height, colours: colours.size};
+  for (let i = 0; i < d.length; i += 4)
+    colours.add(d[i] << 24 | d[i + 1] << 16 | d[i + 2] << 8 | d[i + 3]);
+  return {kind: c.className, x, y, width, height, colours: colours.size};
 });
 const style = getComputedStyle(document.body);
 const probe = document.createElement("pre");
 probe.id = "probe";
-probe.textContent = JSON.stringify({canvases: found, title: document.title, images: document.images.length,
-  dark: matchMedia("(prefers-color-scheme: dark)").matches, text: style.color, back: style.backgroundColor});
+probe.textContent = JSON.stringify({
+  canvases: found, title: document.title, images: document.images.length,
+  dark: matchMedia("(prefers-color-scheme: dark)").matches, text: style.color,
+  back: style.backgroundColor});
 document.body.append(probe);
 </script>"""
     copy = tmp_path / "probe.html"
@@ -387,7 +435,10 @@ document.body.append(probe);
 def test_page_is_one_file_that_fetches_nothing(page):
     text = page[0].read_text()
     assert "default-src 'none'" in text
-    assert not re.search(r"(src|href)\s*=|https?://|@import|url\(|fetch\(|XMLHttpRequest|eval\(|innerHTML", text.replace(NASTY, "").replace("\\u003cimg src=x", ""))  # fmt: skip
+    assert not re.search(
+        r"(src|href)\s*=|https?://|@import|url\(|fetch\(|XMLHttpRequest|eval\(|innerHTML",
+        text.replace(NASTY, "").replace("\\u003cimg src=x", ""),
+    )
 
 
 def test_page_is_for_phones_and_people(page, tmp_path):
@@ -407,9 +458,14 @@ def test_search_filters_and_nothing_is_cut_on_a_phone(page, tmp_path):
     """In a frame as wide as a phone, since a browser's window is never as narrow."""
     script = """<script>{
 const box = document.querySelector("input[type=search]");
-const shown = () => [...document.querySelectorAll("tr, .card")].filter(e => e.offsetParent !== null).length;
+const seen = e => e.offsetParent !== null;
+const shown = () => [...document.querySelectorAll("tr, .card")].filter(seen).length;
 const before = shown();
-const look = text => { box.value = text; box.dispatchEvent(new Event("input", {bubbles: true})); return shown(); };
+const look = text => {
+  box.value = text;
+  box.dispatchEvent(new Event("input", {bubbles: true}));
+  return shown();
+};
 const some = look("SEARCHED"), none = look("no such name anywhere");
 const after = look("");
 const wide = document.documentElement.scrollWidth;
@@ -428,8 +484,9 @@ parent.postMessage(JSON.stringify({before, some, none, after, wide, inner: inner
     (tmp_path / "inner.html").write_text(text)
     frame = tmp_path / "frame.html"
     frame.write_text(
-        f'<!doctype html><iframe src="inner.html" width="{PHONE}" height="900" frameborder="0"></iframe>'
-        '<pre id="probe"></pre><script>onmessage = e => document.getElementById("probe").textContent = e.data</script>'
+        f'<!doctype html><iframe src="inner.html" width="{PHONE}" height="900" '
+        'frameborder="0"></iframe><pre id="probe"></pre><script>onmessage = e => '
+        'document.getElementById("probe").textContent = e.data</script>'
     )
     found = re.search(r'<pre id="probe">(.+?)</pre>', browse(frame, tmp_path), re.S)
     assert found
@@ -447,9 +504,16 @@ def test_page_shows_what_the_json_says(page, tmp_path):
     assert report["container"] in everything and report["dialect"] in everything
     assert report["tensors"] and report["states"] and report["groups"]
     assert shown.table("name", "dtype", "shape", "chunks", "bytes", "kind") == [
-        [t["name"], t["dtype"], "[" + ", ".join(map(str, t["shape"])) + "]", str(t["chunks"]), size(t["bytes"]), t["kind"]]
+        [
+            t["name"],
+            t["dtype"],
+            "[" + ", ".join(map(str, t["shape"])) + "]",
+            str(t["chunks"]),
+            size(t["bytes"]),
+            t["kind"],
+        ]
         for t in report["tensors"]
-    ]  # fmt: skip
+    ]
     kinds = sorted(report["bytes_by_kind"].items(), key=lambda item: -item[1]["bytes"])
     rows = shown.table("kind", "tensors", "bytes", " ")
     assert [row[:3] for row in rows] == [[k, str(s["tensors"]), size(s["bytes"])] for k, s in kinds]
@@ -460,11 +524,16 @@ def test_page_shows_what_the_json_says(page, tmp_path):
         health, text = state["health"], "\n".join(card)
         assert card[0] == state["parameter"]
         sizes = ", ".join(map(str, state["shape"]))
-        assert card[1] == f"{state['state']} · {state['stored_as']} · [{sizes}] · {size(state['bytes'])}"  # fmt: skip
+        assert (
+            card[1]
+            == f"{state['state']} · {state['stored_as']} · [{sizes}] · {size(state['bytes'])}"
+        )
         assert f"zero {share(health['zero'], health['elements'])}" in text
         if "saturated" in health:
             assert f"saturated {share(health['saturated'], health['elements'])}" in text
-    assert shown.tags.count("canvas") == 2 * sum(1 for s in report["states"] if s["health"]["elements"])  # fmt: skip
+    assert shown.tags.count("canvas") == 2 * sum(
+        1 for s in report["states"] if s["health"]["elements"]
+    )
     values = dict(shown.table("name", "value"))
     assert set(values) == set(report["values"])
 

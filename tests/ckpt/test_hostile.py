@@ -1,4 +1,6 @@
-"""lowbit-ckpt on every hostile and odd checkpoint: refused in one line, soon, in little memory, and nothing left behind."""
+"""lowbit-ckpt on every hostile and odd checkpoint: refused in one line, soon, in little memory,
+and nothing left behind.
+"""
 
 import atexit
 import json
@@ -112,7 +114,9 @@ def test_verify_and_convert(case: Case, tmp_path: Path, commands: None) -> None:
 
 @pytest.mark.parametrize("case", [c for c in CASES.values() if c.torch is not None], ids=str)
 def test_what_torch_says(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is claimed of torch and safetensors holds, so that an input is as it is meant: accepted there, or refused."""
+    """What is claimed of torch and safetensors holds,
+    so that an input is as it is meant: accepted there, or refused.
+    """
     monkeypatch.chdir(tmp_path)
     if case.name.startswith("safetensors."):
         need("safetensors", find_spec("safetensors") is not None, "safetensors is not installed")
@@ -149,7 +153,9 @@ def load(path: Path) -> object:
 
 
 def test_the_plain_checkpoints_are_whole(tmp_path: Path, commands: None) -> None:
-    """Every input differs from one of these in what it is about; if these were refused, the rest would say nothing."""
+    """Every input differs from one of these in what it is about; if these were refused,
+    the rest would say nothing.
+    """
     for path in (base().write(tmp_path), put(tmp_path, Save().bytes())):
         state = load(path)
         assert state["model"]["w"].shape == (4, 8)  # type: ignore[index]
@@ -191,7 +197,9 @@ def test_a_plain_pickle_of_the_emitter() -> None:
 
 
 def test_the_corpus_is_the_same_every_time(tmp_path: Path, request: pytest.FixtureRequest) -> None:
-    """Fuzzers start from it, and a failure is looked for by name. Only the absolute path names where it lies."""
+    """Fuzzers start from it, and a failure is looked for by name.
+    Only the absolute path names where it lies.
+    """
     if Path("/dev/shm").is_dir():  # thousands of small files
         tmp_path = Path(tempfile.mkdtemp(dir="/dev/shm"))
         request.addfinalizer(lambda: shutil.rmtree(tmp_path))

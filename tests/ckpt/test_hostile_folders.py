@@ -1,5 +1,6 @@
-"""Folders of several files, as DeepSpeed and Megatron-Core write them, damaged in every way that a disk, a copy or somebody else can: lowbit-ckpt
-refuses them in one line, soon, in little memory, executes nothing, and leaves nothing behind. What it takes of DeepSpeed's is what it was."""
+"""Folders of several files, as DeepSpeed and Megatron-Core write them, damaged in every way that a
+disk, a copy or somebody else can: lowbit-ckpt refuses them in one line, soon, in little memory,
+executes nothing, and leaves nothing behind. What it takes of DeepSpeed's is what it was."""
 
 import os
 import pickle
@@ -43,7 +44,9 @@ KINDS = [*MAKE, "megatron, its own"]
 
 
 def check(folder, work, about, codes=frozenset({FINE, BAD, VALUES})):
-    """What verify and convert say of a folder below `work`; returns their exit codes, and what convert wrote."""
+    """What verify and convert say of a folder below `work`; returns their exit codes,
+    and what convert wrote.
+    """
     case = Case(about, lambda path: path, codes, None, None, False, None, about)
     before = tree(work)
     first = run(work, TOOL, "verify", folder)
@@ -56,7 +59,9 @@ def check(folder, work, about, codes=frozenset({FINE, BAD, VALUES})):
         after.pop("out.pt")
         written = (work / "out.pt").read_bytes()
         (work / "out.pt").unlink()
-    assert after == before and PROOF not in after, f"{about}: left behind {sorted(set(after) ^ set(before))}"  # fmt: skip
+    assert after == before and PROOF not in after, (
+        f"{about}: left behind {sorted(set(after) ^ set(before))}"
+    )
     return first["code"], second["code"], written
 
 
@@ -109,7 +114,9 @@ def test_damage_anywhere(sound, tmp_path, kind):
 
 
 def damaged_anywhere(sound, work, kind, chance):
-    """Bytes of DeepSpeed's files are under a CRC-32 or do not matter; `.metadata` and JSON of the others have no sum."""
+    """Bytes of DeepSpeed's files are under a CRC-32 or do not matter;
+    `.metadata` and JSON of the others have no sum.
+    """
     *codes, whole = check(sound, work, kind, frozenset({FINE}))
     assert codes == [FINE, FINE]
     for damage in DAMAGE:
@@ -132,7 +139,9 @@ class Runs:
 
 
 def with_code(path):
-    """A zip of torch.save whose pickle runs a command, with all other records as they were; or a pickle that does."""
+    """A zip of torch.save whose pickle runs a command, with all other records as they were;
+    or a pickle that does.
+    """
     if not zipfile.is_zipfile(path):
         path.write_bytes(pickle.dumps(Runs()))
         return
@@ -140,7 +149,9 @@ def with_code(path):
         records = {name: archive.read(name) for name in archive.namelist()}
     with zipfile.ZipFile(path, "w", zipfile.ZIP_STORED) as archive:
         for name, content in records.items():
-            archive.writestr(name, pickle.dumps(Runs(), 2) if name.endswith("data.pkl") else content)  # fmt: skip
+            archive.writestr(
+                name, pickle.dumps(Runs(), 2) if name.endswith("data.pkl") else content
+            )
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,6 @@
-"""What a key is, a number, text or a place in a tuple, stays in a directory, which keeps every key as text."""
+"""What a key is, a number, text or a place in a tuple, stays in a directory,
+which keeps every key as text.
+"""
 
 import json
 
@@ -97,8 +99,13 @@ def test_a_directory_of_torch_does_not_say(tmp_path):
 
 
 def test_a_directory_without_numbers_says_so(tmp_path):
-    """Which of the two trees was made a directory changes no answer; torch's own say nothing, whatever is made of them."""
-    text, numbers = {"a": {"0": torch.ones(2), "1": torch.ones(1)}}, {"a": {0: torch.ones(2), 1: torch.ones(1)}}  # fmt: skip
+    """Which of the two trees was made a directory changes no answer; torch's own say nothing,
+    whatever is made of them.
+    """
+    text, numbers = (
+        {"a": {"0": torch.ones(2), "1": torch.ones(1)}},
+        {"a": {0: torch.ones(2), 1: torch.ones(1)}},
+    )
     for name, tree in (("text", text), ("numbers", numbers)):
         torch.save(tree, tmp_path / f"{name}.pt")
         run("convert", tmp_path / f"{name}.pt", tmp_path / f"{name}.d", "--container", "dcp")
@@ -116,11 +123,17 @@ def test_a_directory_without_numbers_says_so(tmp_path):
 
 
 MELTED = {
-    "dicts": ({"a": {1: {"x": torch.ones(1)}, "1": {"y": torch.ones(1)}}}, "a: has the keys 1 and '1'"),
+    "dicts": (
+        {"a": {1: {"x": torch.ones(1)}, "1": {"y": torch.ones(1)}}},
+        "a: has the keys 1 and '1'",
+    ),
     "values": ({"a": {"-3": {"x": 1}, -3: {"y": 2}}}, "a: has the keys -3 and '-3'"),
-    "the top": ({1: {"x": torch.ones(1)}, "1": {"y": torch.ones(1)}}, "the checkpoint: has the keys 1 and '1'"),
+    "the top": (
+        {1: {"x": torch.ones(1)}, "1": {"y": torch.ones(1)}},
+        "the checkpoint: has the keys 1 and '1'",
+    ),
     "deep": ({"l": [{0: {"x": torch.ones(1)}, "0": {"y": {5: 1}}}]}, "l.0: has the keys 0 and '0'"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", MELTED)
@@ -128,11 +141,16 @@ def test_a_number_and_its_text_do_not_become_one_dict(tmp_path, name):
     tree, said = MELTED[name]
     torch.save({**tree, "t": torch.ones(1)}, tmp_path / "a.pt")
     for also in ([], ["--dry-run"]):
-        error = run("convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp", *also, code=3).stderr  # fmt: skip
+        error = run(
+            "convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp", *also, code=3
+        ).stderr
         assert said in error and not (tmp_path / "d").exists(), error
     error = run("reshard", tmp_path / "a.pt", tmp_path / "d", "--world-size", "2", code=3).stderr
     assert said in error and not (tmp_path / "d").exists(), error
-    torch.save({"a": {1: {"x": torch.ones(1)}, "01": {"y": torch.ones(1)}, "+1": 2}, "b": {"1": 3}}, tmp_path / "b.pt")  # fmt: skip
+    torch.save(
+        {"a": {1: {"x": torch.ones(1)}, "01": {"y": torch.ones(1)}, "+1": 2}, "b": {"1": 3}},
+        tmp_path / "b.pt",
+    )
     run("convert", tmp_path / "b.pt", tmp_path / "e", "--container", "dcp")
 
 
@@ -177,7 +195,9 @@ TOPS = {
 @pytest.mark.parametrize("way", ["convert", "reshard", "parts"])
 @pytest.mark.parametrize("kind", TOPS)
 def test_torch_reads_a_directory_of_a_list_as_a_dict(tmp_path, kind, way):
-    """It loads dicts alone: the list's places are keys there, and a file made of the directory has the list."""
+    """It loads dicts alone: the list's places are keys there,
+    and a file made of the directory has the list.
+    """
     torch.save(TOPS[kind], tmp_path / "a.pt")
     if way == "convert":
         said = run("convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp").stderr
@@ -186,7 +206,10 @@ def test_torch_reads_a_directory_of_a_list_as_a_dict(tmp_path, kind, way):
             said = run(
                 "reshard", tmp_path / "a.pt", tmp_path / "d", "--world-size", "2", *part
             ).stderr
-    assert f"{tmp_path}/a.pt: is a {kind}, not a dict: torch reads the directory as a dict with the keys '0', '1', ..." in said  # fmt: skip
+    assert (
+        f"{tmp_path}/a.pt: is a {kind}, not a dict: torch reads the directory as a dict with "
+        "the keys '0', '1', ..."
+    ) in said
     dcp_to_torch_save(tmp_path / "d", tmp_path / "torch.pt")
     loaded = torch.load(tmp_path / "torch.pt")
     assert same(loaded, {str(i): item for i, item in enumerate(TOPS[kind])})

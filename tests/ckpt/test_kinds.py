@@ -1,5 +1,6 @@
-"""The checkpoints of tests/support/kinds.py are what they say: torch and the peers read them back, with the same content at every number of ranks. What
-lowbit-ckpt does with each is in test_kinds_tool.py."""
+"""The checkpoints of tests/support/kinds.py are what they say: torch and the peers read them back,
+with the same content at every number of ranks. What lowbit-ckpt does with each is in
+test_kinds_tool.py."""
 
 import kinds_peers
 import kinds_run
@@ -42,7 +43,9 @@ def test_rows_are_cut_unevenly(made, kind, world, rows):
 
 
 def test_some_ranks_hold_nothing(made):
-    """torch's DTensors leave an empty chunk where a rank has no rows; its ShardedTensors leave none."""
+    """torch's DTensors leave an empty chunk where a rank has no rows;
+    its ShardedTensors leave none.
+    """
     key = "optim.state.norm.scale.exp_avg"
     assert set(chunks(made("fsdp2_nested", 4), key)) == {(1,), (0,)}
     assert chunks(made("fsdp1_sharded", 4), key) == [(1,)]
@@ -77,12 +80,16 @@ def test_files_of_the_directories(made):
         return sorted(p.name for p in made(kind, 4).iterdir())
 
     assert names("fsdp2_nested") == [".metadata", *(f"__{r}_0.distcp" for r in range(4))]
-    assert [n for n in names("no_collectives") if "metadata" in n] == [f"__{r}.metadata" for r in range(4)]  # fmt: skip
+    assert [n for n in names("no_collectives") if "metadata" in n] == [
+        f"__{r}.metadata" for r in range(4)
+    ]
     assert "__0_1.distcp" in names("two_threads") and len(names("file_per_item")) > 50
 
 
 def test_zstd_items_are_frames_without_a_size(made):
-    """As torch's extension leaves them: the descriptor in the metadata, and a frame that does not say how long it becomes."""
+    """As torch's extension leaves them: the descriptor in the metadata,
+    and a frame that does not say how long it becomes.
+    """
     path = made("zstd", 2)
     for info in merged_metadata(path).storage_data.values():
         assert info.transform_descriptors == ["stream.zstd/1"]
@@ -104,7 +111,10 @@ def test_containers_of_torch(made):
 
 
 def test_where_pickle_finds_torchao(made):
-    for kind, module in (("torchao_4bit_file", "torchao.optim.subclass_4bit"), ("torchao_4bit_prototype_file", f"{kinds_peers.OLD}.subclass_4bit")):  # fmt: skip
+    for kind, module in (
+        ("torchao_4bit_file", "torchao.optim.subclass_4bit"),
+        ("torchao_4bit_prototype_file", f"{kinds_peers.OLD}.subclass_4bit"),
+    ):
         assert f"c{module}\nOptimState4bit\n".encode() in made(kind, 1).read_bytes()
 
 
@@ -132,13 +142,23 @@ def test_layouts_of_the_peers(made):
 # The encoders written here: held to golden arrays, and near to what they encode.
 
 
-@pytest.mark.parametrize("case, dtype, bits", [("bf16_8", torch.bfloat16, 8), ("bf16_16", torch.bfloat16, 16), ("fp16_8", torch.float16, 8), ("fp16_16", torch.float16, 16)])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, dtype, bits",
+    [
+        ("bf16_8", torch.bfloat16, 8),
+        ("bf16_16", torch.bfloat16, 16),
+        ("fp16_8", torch.float16, 8),
+        ("fp16_16", torch.float16, 16),
+    ],
+)
 def test_weights_are_split_as_flashoptim_splits_them(case, dtype, bits):
     left = arrays("flashoptim_golden")
     w = torch.tensor(left["ecc_in_f32bits"].view(np.float32))
     fine = w.isfinite() & w.to(dtype).isfinite()  # its other rows depend on the processor
     p, c = kinds_peers.split(w, dtype, bits)
-    assert torch.equal(p[fine].view(torch.int16), torch.tensor(left[f"ecc_{case}_hi"].view("i2"))[fine])  # fmt: skip
+    assert torch.equal(
+        p[fine].view(torch.int16), torch.tensor(left[f"ecc_{case}_hi"].view("i2"))[fine]
+    )
     assert torch.equal(c[fine], torch.tensor(left[f"ecc_{case}_lo"])[fine])
     kept = {"error_bits": c.to(dtype) if bits == 8 else c.view(dtype)}
     back = dequantize("flashoptim", kept, w.shape, p, {"master_bytewidth": 2 + bits // 8})["param"]
@@ -151,10 +171,12 @@ def test_flashoptims_own_bytes_give_flashoptims_own_weights():
     np.testing.assert_array_equal(got, arrays("flashoptim_golden")["tr_adamw_bf16_24_s3_recon"])
 
 
-@pytest.mark.parametrize("case, generation", [("af046_adamw_uf8_al8", "al8"), ("af046_adamw_uf4_al16", "al16")])  # fmt: skip
+@pytest.mark.parametrize(
+    "case, generation", [("af046_adamw_uf8_al8", "al8"), ("af046_adamw_uf4_al16", "al16")]
+)
 def test_logarithms_are_coded_as_adafactor8bit_codes_them(case, generation):
     """What its bytes stand for becomes its bytes again."""
-    left = {k.partition("/")[2]: torch.tensor(v) for k, v in arrays().items() if k.startswith(case)}  # fmt: skip
+    left = {k.partition("/")[2]: torch.tensor(v) for k, v in arrays().items() if k.startswith(case)}
     state = {f"variance_{k}": left[f"variance_{k}"] for k in ("q", "scale", "min_log")}
     said = {"step": 3, "block_size": 2048, "variance_shape": (96, 64)}
     v = dequantize("adafactor8bit", {**state, **said}, (96, 64))["variance"]
@@ -175,7 +197,9 @@ WITHIN = {  # of each block's largest, or of the value itself for logarithms
 }
 
 
-@pytest.mark.parametrize("kind", [k for k in KINDS if KINDS[k].by == "synthesized" and k != "flashoptim"])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind", [k for k in KINDS if KINDS[k].by == "synthesized" and k != "flashoptim"]
+)
 def test_what_was_synthesized_is_near_to_what_it_stands_for(kind):
     which = "adafactor" if kind.startswith("adafactor") else "adamw"
     share = WITHIN.get(kind, WITHIN["flashoptim"])

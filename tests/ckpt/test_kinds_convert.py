@@ -1,5 +1,6 @@
-"""Every kind of checkpoint of tests/support/kinds.py into each dialect and back: equal bits where the tool says so, near where it says that it rounded,
-and a refusal where the target cannot say it, each of which stands in a table here."""
+"""Every kind of checkpoint of tests/support/kinds.py into each dialect and back: equal bits where
+the tool says so, near where it says that it rounded, and a refusal where the target cannot say it,
+each of which stands in a table here."""
 
 import fnmatch
 import json
@@ -12,24 +13,55 @@ from kinds import KINDS, of, same
 from require import need
 
 TOOL = shutil.which("lowbit-ckpt") or ""
-need("ckpt", bool(TOOL), "lowbit-ckpt is not on PATH: run make where its libraries are installed", module=True)  # fmt: skip
+need(
+    "ckpt",
+    bool(TOOL),
+    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
+    module=True,
+)
 
 DIALECTS = ("torch", "lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit")
 CONTAINERS = {"dcp": "dcp", "torch": "torch", "legacy": "torch", "safetensors": "torch"}
 
 # (kind, dialect): a part of the message, by the first line that fits.
 NOTHING = "holds no optimizer state"
-ADAFACTOR = "adafactor adafactor_file adafactor8bit_f*_file adafactor8bit_al*_file adafactor8bit_golden_al8_file"
-BESIDE = "lowbit_kahan* flashoptim flashoptim_014_file flashoptim_014_plain_file flashoptim_013_file flashoptim_013_compressed_file flashoptim_014_float16_file flashoptim_014_32bit_file flashoptim_golden_file"
+ADAFACTOR = (
+    "adafactor adafactor_file adafactor8bit_f*_file adafactor8bit_al*_file "
+    "adafactor8bit_golden_al8_file"
+)
+BESIDE = (
+    "lowbit_kahan* flashoptim flashoptim_014_file flashoptim_014_plain_file flashoptim_013_file "
+    "flashoptim_013_compressed_file flashoptim_014_float16_file flashoptim_014_32bit_file "
+    "flashoptim_golden_file"
+)
 LOST = "which divides by 255 twice"
 REFUSED = (
     ("model_file safetensors_model shared_file", "*", NOTHING),
     ("adafactor8bit_f1_fallback_file", "*", LOST),
-    # 0.1.4 keeps scales in the weight's dtype, and parameters with numbers do not tell which weight is theirs.
-    ("raw ddp_file zip_file legacy_file optimizer_file fsdp2_optim_only master_file adam_file sgd_file bnb bnb_*file torchao_*_file", "flashoptim", "which this checkpoint does not tell"),
-    ("lpmm_group_file lpmm_rank1_file lpmm_factor_file adafactor8bit_f2_file adafactor8bit_al8_file adafactor8bit_golden_uf4_file adafactor8bit_golden_d8_file", "flashoptim", "which this checkpoint does not tell"),
+    # 0.1.4 keeps scales in the weight's dtype,
+    # and parameters with numbers do not tell which weight is theirs.
+    (
+        (
+            "raw ddp_file zip_file legacy_file optimizer_file fsdp2_optim_only master_file "
+            "adam_file sgd_file bnb bnb_*file torchao_*_file"
+        ),
+        "flashoptim",
+        "which this checkpoint does not tell",
+    ),
+    (
+        (
+            "lpmm_group_file lpmm_rank1_file lpmm_factor_file adafactor8bit_f2_file "
+            "adafactor8bit_al8_file adafactor8bit_golden_uf4_file adafactor8bit_golden_d8_file"
+        ),
+        "flashoptim",
+        "which this checkpoint does not tell",
+    ),
     ("amsgrad_file", "flashoptim", "which this checkpoint does not tell"),
-    ("master_in_state_file", "lowbit bitsandbytes flashoptim lpmm adafactor8bit", "no optimizer that keeps these states"),
+    (
+        "master_in_state_file",
+        "lowbit bitsandbytes flashoptim lpmm adafactor8bit",
+        "no optimizer that keeps these states",
+    ),
     ("master_in_state_file", "torchao", "an optimizer that is not known"),
     ("fsdp2_flattened", "lpmm", "cannot be flattened"),
     ("fsdp2_flattened", "bitsandbytes", "loads no flattened state"),
@@ -49,7 +81,7 @@ REFUSED = (
     (BESIDE, "torch", "whose values cannot be recovered"),
     (BESIDE, "bitsandbytes torchao", "keeps no param_"),
     (BESIDE, "lpmm adafactor8bit", "keeps nothing beside a weight"),
-)  # fmt: skip
+)
 # The way back alone: Adafactor's first moment cannot be lowbit's, and so on.
 NO_WAY_BACK = (
     ("flashoptim_014_float32_file", "*", "which this checkpoint does not tell"),
@@ -62,13 +94,20 @@ NO_WAY_BACK = (
 def expected(table, kind, dialect):
     """The part of the message where a refusal is expected, else None."""
     for kinds, dialects, message in table:
-        if any(fnmatch.fnmatch(kind, k) for k in kinds.split()) and (dialects == "*" or dialect in dialects.split()):  # fmt: skip
+        if any(fnmatch.fnmatch(kind, k) for k in kinds.split()) and (
+            dialects == "*" or dialect in dialects.split()
+        ):
             return message
     return None
 
 
 def convert(*arguments):
-    return subprocess.run([TOOL, "convert", *map(str, arguments), "--json"], capture_output=True, text=True, timeout=600)  # fmt: skip
+    return subprocess.run(
+        [TOOL, "convert", *map(str, arguments), "--json"],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
 
 
 def near(a, b, bound):

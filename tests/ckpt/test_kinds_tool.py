@@ -1,4 +1,6 @@
-"""lowbit-ckpt on every kind of checkpoint of tests/support/kinds.py: inspected, verified, resharded, and read back by torch."""
+"""lowbit-ckpt on every kind of checkpoint of tests/support/kinds.py: inspected, verified,
+resharded, and read back by torch.
+"""
 
 import json
 import shutil
@@ -28,7 +30,9 @@ def run(*arguments, code=0):
 
 
 def bits_equal(a, b):
-    """The same keys, dtypes, shapes, bits and values of two directories as torch reads them; says what differs."""
+    """The same keys, dtypes, shapes, bits and values of two directories as torch reads them;
+    says what differs.
+    """
     a, b = flat(a), flat(b)
     assert a.keys() == b.keys()
     for key, x in a.items():
@@ -63,12 +67,17 @@ def test_inspect_of_directories(made, kind, world):
 def test_inspect_of_files(made, kind, world):
     said = tensors(made(kind, world))
     shapes = {tuple(t["shape"]) for t in said.values()}
-    assert {shape for shape in KINDS[kind].params.values() if kind != "optimizer_file"} <= shapes or KINDS[kind].dialect == "lpmm"  # fmt: skip
+    assert {
+        shape for shape in KINDS[kind].params.values() if kind != "optimizer_file"
+    } <= shapes or KINDS[kind].dialect == "lpmm"
 
 
 @pytest.mark.parametrize("kind", ["fsdp2_nested", "lowbit_4bit", "raw", "adafactor"])
 def test_the_digest_is_the_same_for_every_world(made, kind):
-    found = {json.loads(run("inspect", made(kind, world), "--json", "--digest").stdout)["digest"] for world in (1, 2, 4)}  # fmt: skip
+    found = {
+        json.loads(run("inspect", made(kind, world), "--json", "--digest").stdout)["digest"]
+        for world in (1, 2, 4)
+    }
     assert len(found) == 1
 
 
@@ -92,7 +101,9 @@ TO = {1: (4,), 2: (3,), 4: (1, 2, 3, 4, 7)}
 
 @pytest.mark.parametrize("kind, world", DIRECTORIES)
 def test_reshard_keeps_every_bit(made, tmp_path, kind, world):
-    """torch loads what was resharded: the same bits of every tensor and the same values, and the same meaning."""
+    """torch loads what was resharded: the same bits of every tensor and the same values,
+    and the same meaning.
+    """
     source = made(kind, world)
     for ranks in TO[world]:
         run("reshard", source, tmp_path / str(ranks), "--world-size", ranks)

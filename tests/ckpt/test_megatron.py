@@ -1,4 +1,6 @@
-"""Megatron-Core's distributed checkpoints: real ones of 0.16.1 in tests/golden, and odd ones of a writer that follows its source."""
+"""Megatron-Core's distributed checkpoints: real ones of 0.16.1 in tests/golden, and odd ones of a
+writer that follows its source.
+"""
 
 import json
 import tarfile
@@ -53,7 +55,9 @@ def test_real_ones_convert_to_equal_numbers(golden, tmp_path, name):
     want = loaded(golden / name)
     master = "fp32_param" if name == "plain_tp2" else "param"
     made = converted(golden / name, tmp_path / "out.pt")
-    params = [key.removeprefix(PREFIX + "exp_avg.") for key in want if key.startswith(PREFIX + "exp_avg.")]  # fmt: skip
+    params = [
+        key.removeprefix(PREFIX + "exp_avg.") for key in want if key.startswith(PREFIX + "exp_avg.")
+    ]
     assert len(params) == 7 and set(made["optimizer"]["state"]) == set(params)
     for key in params:
         state = made["optimizer"]["state"][key]
@@ -74,14 +78,26 @@ def test_real_ones_go_to_lowbit_and_back(golden, tmp_path, name):
     assert "the same, by meaning" in run("diff", tmp_path / "made.pt", tmp_path / "back.pt").stdout
     for key, state in made["optimizer"]["state"].items():
         assert torch.equal(back[key], made[key])
-        assert all(torch.equal(back["optimizer"]["state"][key][s], state[s]) for s in ("exp_avg", "exp_avg_sq"))  # fmt: skip
+        assert all(
+            torch.equal(back["optimizer"]["state"][key][s], state[s])
+            for s in ("exp_avg", "exp_avg_sq")
+        )
         assert float(back["optimizer"]["state"][key]["step"]) == 3
 
 
 def test_flat_buckets_are_refused(tmp_path):
-    """Of the sharding type dp_reshardable. Padding in them is memory that nobody wrote, so it is no finding of verify."""
-    bucket = "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, torch.float32).bucket_idx_0."
-    content = {"fc1.weight": torch.ones(8, 4), bucket + "exp_avg": torch.ones(40), bucket + "exp_avg_sq": -torch.ones(40)}  # fmt: skip
+    """Of the sharding type dp_reshardable. Padding in them is memory that nobody wrote,
+    so it is no finding of verify.
+    """
+    bucket = (
+        "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, "
+        "torch.float32).bucket_idx_0."
+    )
+    content = {
+        "fc1.weight": torch.ones(8, 4),
+        bucket + "exp_avg": torch.ones(40),
+        bucket + "exp_avg_sq": -torch.ones(40),
+    }
     source = write(tmp_path / "m", content, {"param_state_sharding_type": "dp_reshardable"})
     run("verify", source)
     error = converted(source, tmp_path / "out.pt", code=3)
@@ -122,7 +138,9 @@ def test_flattened_tensors_of_older_versions(tmp_path, grid):
         if name.startswith(PREFIX):
             cut = grid[: content[name].ndim]
             content[name] = flattened(content[name], cut)
-    made = converted(write(tmp_path / "m", content, {"param_groups": groups()}), tmp_path / "out.pt")  # fmt: skip
+    made = converted(
+        write(tmp_path / "m", content, {"param_groups": groups()}), tmp_path / "out.pt"
+    )
     for name in SHAPES:
         assert torch.equal(made["optimizer"]["state"][name]["exp_avg"], numbers(name, "exp_avg"))
         assert torch.equal(made[name], numbers(name, "param"))
@@ -131,7 +149,10 @@ def test_flattened_tensors_of_older_versions(tmp_path, grid):
 def test_several_optimizers_keep_their_settings(tmp_path):
     first, second = ["embedding.weight"], ["fc1.weight", "fc1.bias"]
     content = tensors(prefix="chained_0.", of=first) | tensors(prefix="chained_1.", of=second)
-    said = {0: {"param_groups": groups()}, 1: {"param_groups": {0: {**groups()[0], "lr": 0.5, "step": 7}}}}  # fmt: skip
+    said = {
+        0: {"param_groups": groups()},
+        1: {"param_groups": {0: {**groups()[0], "lr": 0.5, "step": 7}}},
+    }
     made = converted(write(tmp_path / "m", content, said), tmp_path / "out.pt")["optimizer"]
     assert [g["lr"] for g in made["param_groups"]] == [0.01, 0.5]
     assert [g["params"] for g in made["param_groups"]] == [first, sorted(second)]
@@ -142,7 +163,9 @@ def test_float32_weights_need_no_master(tmp_path):
     """Such as a router's among bfloat16 ones: Megatron-Core's plain optimizer keeps none."""
     content = {**tensors(), "fc1.bias": numbers("fc1.bias", "param")}
     del content[PREFIX + "fp32_param.fc1.bias"]
-    made = converted(write(tmp_path / "m", content, {"param_groups": groups()}), tmp_path / "out.pt")  # fmt: skip
+    made = converted(
+        write(tmp_path / "m", content, {"param_groups": groups()}), tmp_path / "out.pt"
+    )
     assert torch.equal(made["fc1.bias"], numbers("fc1.bias", "param"))
     assert len(made["optimizer"]["state"]) == 3
 
@@ -185,7 +208,9 @@ def test_what_cannot_be_known_is_refused(tmp_path):
 
 
 def test_groups_that_the_user_says(tmp_path):
-    """Weight decay of a part of the parameters, as Megatron has it of most runs: kept for each of them."""
+    """Weight decay of a part of the parameters,
+    as Megatron has it of most runs: kept for each of them.
+    """
     source = write(tmp_path / "m", tensors(), {"param_groups": groups(weight_decay=0.0)})
     out = tmp_path / "out.pt"
     error = converted(source, out, code=3)
@@ -193,10 +218,14 @@ def test_groups_that_the_user_says(tmp_path):
     made = converted(source, out, "--group", "1=*.bias")["optimizer"]
     weights = sorted(set(SHAPES) - {"fc1.bias"})
     want = [(0.1, 1.0, weights), (0.0, 0.0, ["fc1.bias"])]
-    assert [(g["weight_decay"], g["wd_mult"], sorted(g["params"])) for g in made["param_groups"]] == want  # fmt: skip
+    assert [
+        (g["weight_decay"], g["wd_mult"], sorted(g["params"])) for g in made["param_groups"]
+    ] == want
     assert all(g["lr_mult"] == 1 and g["max_lr"] == 0.01 for g in made["param_groups"])
     made = converted(source, out, "--group", "0=*.weight", to="lowbit")["optimizer"]
-    assert [(g["weight_decay"], sorted(g["params"])) for g in made["param_groups"]] == [(w, p) for w, _, p in want]  # fmt: skip
+    assert [(g["weight_decay"], sorted(g["params"])) for g in made["param_groups"]] == [
+        (w, p) for w, _, p in want
+    ]
     report = lowbit.checkpoint.convert(source, out, to="torch", group=["1=*.bias"], force=True)
     assert not [text for text in report["warnings"] if "wd_mult" in text]
     # The next step is that of torch's AdamW with these groups.
@@ -209,7 +238,14 @@ def test_groups_that_the_user_says(tmp_path):
         group["params"] = mine["params"]
     saved["state"] = {i: saved["state"][n] for i, n in enumerate(order)}
     opt.load_state_dict(saved)
-    low = lowbit.AdamW([{"params": [(n, nn.Parameter(numbers(n, "param"))) for n in of], "weight_decay": 9.0} for _, _, of in want], lr=0.01, state_format="float32")  # fmt: skip
+    low = lowbit.AdamW(
+        [
+            {"params": [(n, nn.Parameter(numbers(n, "param"))) for n in of], "weight_decay": 9.0}
+            for _, _, of in want
+        ],
+        lr=0.01,
+        state_format="float32",
+    )
     lowbit.load_optimizer(low, out)
     for name, p in named.items():
         p.grad = numbers(name, "exp_avg") * 0.1
@@ -228,11 +264,18 @@ def test_groups_of_several_optimizers_and_of_other_steps(tmp_path):
     """Groups are numbered over all optimizers, as they are in common.pt."""
     first, second = ["embedding.weight", "fc1.weight"], ["fc1.bias"]
     content = tensors(prefix="chained_0.", of=first) | tensors(prefix="chained_1.", of=second)
-    said = {0: {"param_groups": groups(lr=0.5, step=4)}, 1: {"param_groups": {0: {**groups()[0], "step": 7}}}}  # fmt: skip
+    said = {
+        0: {"param_groups": groups(lr=0.5, step=4)},
+        1: {"param_groups": {0: {**groups()[0], "step": 7}}},
+    }
     source = write(tmp_path / "m", content, said)
     assert "--group N=PATTERN" in converted(source, tmp_path / "out.pt", code=3)
     made = converted(source, tmp_path / "out.pt", "--group", "1=embedding*")["optimizer"]
-    assert [(g["lr"], g["params"]) for g in made["param_groups"]] == [(0.01, ["fc1.weight"]), (0.5, ["embedding.weight"]), (0.01, second)]  # fmt: skip
+    assert [(g["lr"], g["params"]) for g in made["param_groups"]] == [
+        (0.01, ["fc1.weight"]),
+        (0.5, ["embedding.weight"]),
+        (0.01, second),
+    ]
     assert [float(made["state"][n]["step"]) for n in (*first, *second)] == [4, 3, 7]
     # Group 1 is of the first optimizer, which has no bias.
     error = converted(source, tmp_path / "out.pt", "--group", "1=*.bias", "--force", code=2)
@@ -266,7 +309,9 @@ def test_groups_that_cannot_be(tmp_path):
     both = ("--group", "1=*.bias", "--group", "0=*")
     assert "fc1.bias: --group puts it into groups 0 and 1" in converted(source, out, *both, code=2)
     converted(source, out, "--group", "1=*.bias")
-    error = run("convert", out, tmp_path / "x.pt", "--to", "lowbit", "--group", "1=*.bias", code=2).stderr  # fmt: skip
+    error = run(
+        "convert", out, tmp_path / "x.pt", "--to", "lowbit", "--group", "1=*.bias", code=2
+    ).stderr
     assert "has no optimizer of Megatron-Core" in error
     assert "say to what" in run("convert", out, tmp_path / "x.pt", "--group", "1=a", code=2).stderr
 
@@ -281,7 +326,9 @@ def test_settings_of_megatron_alone_hinder_nothing(tmp_path):
 
 
 def test_a_target_without_common_pt_is_not_written(tmp_path):
-    """Steps and settings are in common.pt alone: with the optimizer's tensors it is refused, of weights a warning says it."""
+    """Steps and settings are in common.pt alone: with the optimizer's tensors it is refused, of
+    weights a warning says it.
+    """
     source = write(tmp_path / "m", tensors(), {"param_groups": groups()})
     targets = {"reshard": [tmp_path / "r", "--world-size", "2"], "convert": [tmp_path / "c"]}
     for command, options in targets.items():
@@ -300,7 +347,9 @@ def test_a_target_without_common_pt_is_not_written(tmp_path):
 
 
 def test_only_megatron_s_own_common_pt_is_read(tmp_path):
-    """Any other file of that name is no part of the checkpoint; and a link leads out of the folder."""
+    """Any other file of that name is no part of the checkpoint;
+    and a link leads out of the folder.
+    """
     weights = {"common": torch.ones(4)}
     for metadata in (None, "{}", "no JSON"):
         plain = tmp_path / f"plain{metadata}"
@@ -317,32 +366,51 @@ def test_only_megatron_s_own_common_pt_is_read(tmp_path):
 
 
 def test_files_of_the_older_format(tmp_path, monkeypatch):
-    """Each rank's file by itself: of several ranks no tensor is whole, and flat buffers tell no places."""
+    """Each rank's file by itself: of several ranks no tensor is whole,
+    and flat buffers tell no places.
+    """
     model = nn.Linear(8, 4)
     opt = torch.optim.AdamW(model.parameters())
     model(torch.ones(2, 8)).sum().backward()
     opt.step()
-    inner = {"optimizer": opt.state_dict(), "fp32_from_fp16_params": [[p.detach() for p in model.parameters()]]}  # fmt: skip
+    inner = {
+        "optimizer": opt.state_dict(),
+        "fp32_from_fp16_params": [[p.detach() for p in model.parameters()]],
+    }
     folder = tmp_path / "iter_0000003"
     for rank in range(2):
         file = folder / f"mp_rank_{rank:02}" / "model_optim_rng.pt"
         file.parent.mkdir(parents=True)
-        torch.save({"iteration": 3, "model": {"language_model": model.state_dict()}, "optimizer": inner}, file)  # fmt: skip
+        torch.save(
+            {"iteration": 3, "model": {"language_model": model.state_dict()}, "optimizer": inner},
+            file,
+        )
         if rank == 0:
             made = converted(file, tmp_path / "x.pt", to="lowbit")
             assert len(made["optimizer"]["optimizer"]["state"]) == 2
             (tmp_path / "x.pt").unlink()
     assert "give one rank's file" in run("inspect", folder, code=3).stderr
-    assert "is the file of one of 2 model-parallel ranks" in converted(file, tmp_path / "x.pt", code=3)  # fmt: skip
+    assert "is the file of one of 2 model-parallel ranks" in converted(
+        file, tmp_path / "x.pt", code=3
+    )
     (tmp_path / "link").symlink_to(file.parent)
     live = lowbit.AdamW(model.parameters())
     with monkeypatch.context() as there:
         there.chdir(file.parent)
-        for spelled in ("model_optim_rng.pt", "../mp_rank_01//model_optim_rng.pt", f"{file.parent}//model_optim_rng.pt", "../../link/model_optim_rng.pt"):  # fmt: skip
+        for spelled in (
+            "model_optim_rng.pt",
+            "../mp_rank_01//model_optim_rng.pt",
+            f"{file.parent}//model_optim_rng.pt",
+            "../../link/model_optim_rng.pt",
+        ):
             assert "one of 2 model-parallel ranks" in converted(spelled, tmp_path / "x.pt", code=3)
-            with pytest.raises(ValueError, match=r"^[^:]*: is the file of one of 2 model-parallel ranks"):  # fmt: skip
+            with pytest.raises(
+                ValueError, match=r"^[^:]*: is the file of one of 2 model-parallel ranks"
+            ):
                 lowbit.load_optimizer(live, spelled)
-    buffers = {0: {(torch.bfloat16, torch.float32): {"param": torch.ones(9), "exp_avg": torch.ones(9)}}}  # fmt: skip
+    buffers = {
+        0: {(torch.bfloat16, torch.float32): {"param": torch.ones(9), "exp_avg": torch.ones(9)}}
+    }
     torch.save(buffers, file.parent / "distrib_optim.pt")
     error = converted(file.parent / "distrib_optim.pt", tmp_path / "x.pt", code=3)
     assert "distrib_optim.pt" in error

@@ -1,4 +1,6 @@
-"""The keys of an optimizer's state are numbers; a directory keeps them as text, and a file made of it must not."""
+"""The keys of an optimizer's state are numbers; a directory keeps them as text,
+and a file made of it must not.
+"""
 
 import json
 

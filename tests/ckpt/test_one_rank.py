@@ -38,7 +38,9 @@ def content(mesh, placement):
 
 @pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 def test_a_part_is_refused(tmp_path, mesh, legacy):
-    torch.save(content(mesh, Shard(0)), tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy)  # fmt: skip
+    torch.save(
+        content(mesh, Shard(0)), tmp_path / "a.pt", _use_new_zipfile_serialization=not legacy
+    )
     assert "one rank's part" in run("inspect", tmp_path / "a.pt").stdout
     for command in (
         ["convert", tmp_path / "a.pt", tmp_path / "b"],
@@ -116,7 +118,9 @@ def test_a_replicated_one_is_whole(tmp_path, mesh):
 
 
 def test_of_one_rank_it_is_whole(tmp_path):
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)  # fmt: skip
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         given = content(init_device_mesh("cpu", (1,)), Shard(0))
         torch.save(given, tmp_path / "a.pt")
@@ -133,5 +137,14 @@ def test_a_part_of_the_model_beside_a_directory(tmp_path, mesh):
     torch.save(given["model"], tmp_path / "model.pt")
     whole = content(mesh, Replicate())["optimizer"]
     torch.save(whole, tmp_path / "a.pt")
-    error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--model", tmp_path / "model.pt", code=3).stderr  # fmt: skip
+    error = run(
+        "convert",
+        tmp_path / "a.pt",
+        tmp_path / "b.pt",
+        "--to",
+        "lowbit",
+        "--model",
+        tmp_path / "model.pt",
+        code=3,
+    ).stderr
     assert "model.pt" in error and "[16, 4]" in error

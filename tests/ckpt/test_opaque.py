@@ -1,4 +1,6 @@
-"""Objects of classes that are not on the allowlist: named, never built, and no hindrance to the rest of the file."""
+"""Objects of classes that are not on the allowlist: named, never built,
+and no hindrance to the rest of the file.
+"""
 
 import argparse
 import collections
@@ -74,7 +76,10 @@ OBJECTS = {
     "module": (torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU()), "torch.nn.modules"),
     "function": (torch.nn.functional.relu, "torch.nn.functional.relu"),
     "a call": (Called(), "json.loads"),
-    "partial": (functools.partial(torch.nn.functional.gelu, approximate="tanh"), "functools.partial"),
+    "partial": (
+        functools.partial(torch.nn.functional.gelu, approximate="tanh"),
+        "functools.partial",
+    ),
     "deque": (collections.deque([1, 2], maxlen=4), "collections.deque"),
     "range": (range(5), "range"),
     "pattern": (re.compile("a+"), "re._compile"),
@@ -84,7 +89,7 @@ OBJECTS = {
     "method": (Config().method, "Config"),
     "made by a method": (Made(), "Config"),
     "schedule": ({"lr_lambdas": [max, abs]}, "max"),
-}  # fmt: skip
+}
 WITH_TENSORS = ("config", "module", "method")
 
 
@@ -112,13 +117,17 @@ def test_the_rest_is_read(tmp_path, name, legacy):
     # convert takes the rest, where the user says so if there are tensors in it.
     rest = ["--exclude", "args"] if name in WITH_TENSORS else []
     if rest:
-        error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", code=3).stderr  # fmt: skip
+        error = run(
+            "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", code=3
+        ).stderr
         assert "holds tensors that are not read" in error and "--exclude" in error
     done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", *rest)
     assert ("warning: args" in done.stderr and "is left out" in done.stderr) == (not rest)
     run("convert", tmp_path / "a.pt", tmp_path / "c.pt", "--to", "torch", *rest)
     back = torch.load(tmp_path / "c.pt", weights_only=True)
-    assert torch.equal(back["optimizer"]["state"][0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])  # fmt: skip
+    assert torch.equal(
+        back["optimizer"]["state"][0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"]
+    )
     assert back["epoch"] == 3 and "args" not in back
     for container in ("safetensors", "dcp"):
         run("convert", tmp_path / "a.pt", tmp_path / container, "--container", container, *rest)
@@ -201,7 +210,14 @@ def test_tensors_in_a_set_are_not_left_out(tmp_path):
     torch.save({"x": {torch.ones(2)}, "w": torch.ones(3)}, tmp_path / "a.pt")
     run("inspect", tmp_path / "a.pt")
     for target in ("b.pt", "d"):
-        error = run("convert", tmp_path / "a.pt", tmp_path / target, "--container", "dcp" if target == "d" else "torch", code=3).stderr  # fmt: skip
+        error = run(
+            "convert",
+            tmp_path / "a.pt",
+            tmp_path / target,
+            "--container",
+            "dcp" if target == "d" else "torch",
+            code=3,
+        ).stderr
         assert "not read" in error and ": x (" in error and not (tmp_path / target).exists()
     run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--exclude", "x")
 

@@ -71,18 +71,26 @@ def test_containers_of_tensors_are_not_left_out(tmp_path, name, legacy):
     assert not (tmp_path / "b").exists()
     run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "torch", "--exclude", "args")
     back = torch.load(tmp_path / "b.pt", weights_only=True)
-    assert torch.equal(back["optimizer"]["state"][0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"])  # fmt: skip
+    assert torch.equal(
+        back["optimizer"]["state"][0]["exp_avg"], opt.state_dict()["state"][0]["exp_avg"]
+    )
 
 
 def test_the_first_few_that_would_be_lost_are_named(tmp_path):
     """In one error, with the option that leaves them out; what holds no tensors stays a warning."""
     _, opt = optimizer()
-    content = {"optimizer": opt.state_dict(), "plain": Trainer([1]), "eye": torch.eye(2).to_sparse()}  # fmt: skip
+    content = {
+        "optimizer": opt.state_dict(),
+        "plain": Trainer([1]),
+        "eye": torch.eye(2).to_sparse(),
+    }
     content["models"] = {str(i): torch.nn.Linear(2, 2) for i in range(6)}
     torch.save(content, tmp_path / "a.pt")
     for more in ([], ["--to", "lowbit"], ["--dry-run"]):
         error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", *more, code=3).stderr
-        assert "eye (a sparse tensor), models.0 (torch.nn.modules.linear.Linear), models.1 (" in error  # fmt: skip
+        assert (
+            "eye (a sparse tensor), models.0 (torch.nn.modules.linear.Linear), models.1 (" in error
+        )
         assert " and 2 more; --exclude PATTERN leaves them out" in error and "plain" not in error
         assert not (tmp_path / "b.pt").exists()
     given = ["--exclude", "models.*", "--exclude", "eye", "--to", "lowbit"]
@@ -95,7 +103,9 @@ def test_the_first_few_that_would_be_lost_are_named(tmp_path):
 
 
 def test_one_array_many_times(tmp_path):
-    """A file of a megabyte must not unfold to the memory of a machine: what is too much is named, and no hindrance to the rest."""
+    """A file of a megabyte must not unfold to the memory of a machine: what is too much is named,
+    and no hindrance to the rest.
+    """
     big = np.zeros(1 << 20, dtype=np.uint8)
     torch.save({"x": {str(i): big for i in range(4000)}, "w": torch.ones(2)}, tmp_path / "a.pt")
     assert (tmp_path / "a.pt").stat().st_size < 4 << 20
@@ -103,7 +113,10 @@ def test_one_array_many_times(tmp_path):
     assert tensor["name"] == "w"
     run("verify", tmp_path / "a.pt", "--opaque")
     done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
-    assert "numpy.ndarray uint8 [1048576]" in done.stderr and "more opaque values are left out" in done.stderr  # fmt: skip
+    assert (
+        "numpy.ndarray uint8 [1048576]" in done.stderr
+        and "more opaque values are left out" in done.stderr
+    )
     assert (tmp_path / "b.pt").stat().st_size < 16 << 20
     back = torch.load(tmp_path / "b.pt", weights_only=False)
     assert torch.equal(back["w"], torch.ones(2)) and np.array_equal(back["x"]["0"], big)

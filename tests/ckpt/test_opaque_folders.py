@@ -1,4 +1,6 @@
-"""Objects of classes that are not on the allowlist in directories, where each value is a file of torch.save of its own."""
+"""Objects of classes that are not on the allowlist in directories,
+where each value is a file of torch.save of its own.
+"""
 
 import argparse
 import io
@@ -26,7 +28,12 @@ ITEMS = {
 def test_in_a_directory(tmp_path, name):
     given, cls = ITEMS[name]
     _, opt = optimizer()
-    content = {"args": given, "w": torch.ones(3), "optimizer": opt.state_dict(), "list": [torch.ones(1), given]}  # fmt: skip
+    content = {
+        "args": given,
+        "w": torch.ones(3),
+        "optimizer": opt.state_dict(),
+        "list": [torch.ones(1), given],
+    }
     dcp.save(content, checkpoint_id=tmp_path / "d", no_dist=True)
     report = json.loads(run("inspect", tmp_path / "d", "--json").stdout)
     shown = json.dumps(report["values"]["args"])
@@ -99,10 +106,25 @@ def nested():
 
 DATA = {
     "nested dicts": (nested, flat, "model ("),
-    "a tuple": (lambda: {"ema": (torch.ones(2), torch.zeros(2)), "x": torch.ones(3)}, dcp.DefaultSavePlanner, "ema ("),
-    "a parameter": (lambda: {"ema": [(torch.nn.Parameter(torch.ones(2)), 1)], "x": torch.ones(3)}, dcp.DefaultSavePlanner, "ema ("),
-    "a quantized one": (lambda: {"q": torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8), "x": torch.ones(3)}, dcp.DefaultSavePlanner, "q ("),
-}  # fmt: skip
+    "a tuple": (
+        lambda: {"ema": (torch.ones(2), torch.zeros(2)), "x": torch.ones(3)},
+        dcp.DefaultSavePlanner,
+        "ema (",
+    ),
+    "a parameter": (
+        lambda: {"ema": [(torch.nn.Parameter(torch.ones(2)), 1)], "x": torch.ones(3)},
+        dcp.DefaultSavePlanner,
+        "ema (",
+    ),
+    "a quantized one": (
+        lambda: {
+            "q": torch.quantize_per_tensor(torch.ones(2), 1.0, 0, torch.quint8),
+            "x": torch.ones(3),
+        },
+        dcp.DefaultSavePlanner,
+        "q (",
+    ),
+}
 
 
 @pytest.mark.parametrize("name", DATA)

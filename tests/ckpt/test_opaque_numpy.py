@@ -1,4 +1,6 @@
-"""Numbers and arrays of numpy in files of torch.save: copied as they are, and read as numbers where an optimizer has a number."""
+"""Numbers and arrays of numpy in files of torch.save: copied as they are, and read as numbers where
+an optimizer has a number.
+"""
 
 import io
 import json
@@ -56,10 +58,20 @@ def numpy_save(request):
 
 def test_numbers_of_numpy(tmp_path, numpy_save):
     given = {
-        "double": np.float64(0.1), "float": np.float32(2.5), "int": np.int64(-7), "byte": np.uint8(200),
-        "bool": np.bool_(True), "best": [np.float64(0.5), 1], "complex": np.complex64(1.5 - 2j), "wide": np.complex128(complex(0.1, -np.inf)),
-        "text": np.str_("aé€😀"), "no text": np.str_(""), "long": np.str_("x" * 5000), "bytes": np.bytes_(b"a\0\xffb"), "no bytes": np.bytes_(b""),
-    }  # fmt: skip
+        "double": np.float64(0.1),
+        "float": np.float32(2.5),
+        "int": np.int64(-7),
+        "byte": np.uint8(200),
+        "bool": np.bool_(True),
+        "best": [np.float64(0.5), 1],
+        "complex": np.complex64(1.5 - 2j),
+        "wide": np.complex128(complex(0.1, -np.inf)),
+        "text": np.str_("aé€😀"),
+        "no text": np.str_(""),
+        "long": np.str_("x" * 5000),
+        "bytes": np.bytes_(b"a\0\xffb"),
+        "no bytes": np.bytes_(b""),
+    }
     numpy_save(given, tmp_path / "a.pt")
     report = json.loads(run("inspect", tmp_path / "a.pt", "--json").stdout)
     assert any("numpy" in w for w in report["warnings"])
@@ -77,9 +89,15 @@ def test_numbers_of_numpy(tmp_path, numpy_save):
 
 @pytest.mark.parametrize(
     "dtype, content",
-    [("U1", b"\x00\xd8\x00\x00"), ("U3", b"a\0\0\0b"), ("U1", b"a\0\0\0b\0\0\0"), ("S3", b"abcd"), ("S2", b"a")],
+    [
+        ("U1", b"\x00\xd8\x00\x00"),
+        ("U3", b"a\0\0\0b"),
+        ("U1", b"a\0\0\0b\0\0\0"),
+        ("S3", b"abcd"),
+        ("S2", b"a"),
+    ],
     ids=["a surrogate", "cut", "too long", "bytes too long", "bytes cut"],
-)  # fmt: skip
+)
 def test_text_of_numpy_that_is_no_text_stays_opaque(tmp_path, dtype, content):
     np_str = Called(np._core.multiarray.scalar, (np.dtype(dtype), content))
     torch.save({"text": np_str, "w": torch.ones(2)}, tmp_path / "a.pt")
@@ -90,7 +108,11 @@ def arrays():
     """Of every plain dtype, and of shapes that a writer may get wrong."""
     kinds = ["?", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"]
     out = {kind: np.arange(-3, 3).astype(kind) for kind in kinds}
-    out |= {"empty": np.zeros((0, 3)), "none": np.array(1.5), "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3))}  # fmt: skip
+    out |= {
+        "empty": np.zeros((0, 3)),
+        "none": np.array(1.5),
+        "columns": np.asfortranarray(np.arange(6.0).reshape(2, 3)),
+    }
     return {**out, "nan": np.array([np.nan, np.inf]), "listed": [np.arange(3), "x"]}
 
 
@@ -121,7 +143,9 @@ def test_arrays_of_numpy(tmp_path, numpy_save):
         assert (name in names) == (name in source)
     # JSON has no place for them.
     done = run("convert", tmp_path / "a.pt", tmp_path / "s.safetensors")
-    assert "warning: rng.numpy: is opaque (numpy.ndarray uint32 [624]) and is left out" in done.stderr  # fmt: skip
+    assert (
+        "warning: rng.numpy: is opaque (numpy.ndarray uint32 [624]) and is left out" in done.stderr
+    )
 
 
 def test_other_arrays_differ(tmp_path):
@@ -153,8 +177,9 @@ def test_an_array_in_an_optimizer(tmp_path, place):
 
 
 NUMBERS = {
-    "f2": (0.1, float(np.float16(0.1))), "f4": (0.1, float(np.float32(0.1))), "f8": (0.1, 0.1), "i1": (-3, -3), "u1": (200, 200),
-    "i4": (-70000, -70000), "i8": (2**62 + 1, 2**62 + 1), "u8": (2**64 - 1, 2**64 - 1), "?": (True, True),
+    "f2": (0.1, float(np.float16(0.1))), "f4": (0.1, float(np.float32(0.1))), "f8": (0.1, 0.1),
+    "i1": (-3, -3), "u1": (200, 200), "i4": (-70000, -70000), "i8": (2**62 + 1, 2**62 + 1),
+    "u8": (2**64 - 1, 2**64 - 1), "?": (True, True),
 }  # fmt: skip
 
 
@@ -180,11 +205,15 @@ def test_numbers_of_every_dtype_as_settings(tmp_path, kind, scalar):
         run("convert", tmp_path / source, tmp_path / "s.safetensors", "--force")
         run("convert", tmp_path / "s.safetensors", tmp_path / "t.pt", "--force")
         back = torch.load(tmp_path / "t.pt", weights_only=True)
-        assert back["optimizer"]["param_groups"][0]["weight_decay"] == wanted and back["mine"] == 1.5  # fmt: skip
+        assert (
+            back["optimizer"]["param_groups"][0]["weight_decay"] == wanted and back["mine"] == 1.5
+        )
 
 
 def test_arrays_of_no_dimensions_inside_settings(tmp_path):
-    """A pair of betas, an infinite limit and a half that is not normal; one with dimensions stays refused."""
+    """A pair of betas, an infinite limit and a half that is not normal;
+    one with dimensions stays refused.
+    """
     _, opt = optimizer()
     group = opt.param_groups[0]
     group["betas"] = (np.array(0.8), np.array(0.9, "f4"))
@@ -208,7 +237,9 @@ def test_arrays_of_no_dimensions_inside_settings(tmp_path):
 @pytest.mark.parametrize("flat", [False, True], ids=["nested", "flat"])
 @pytest.mark.parametrize("number", [np.array(5.0), np.array(5, "f4"), np.array(5), np.int64(5)])
 def test_numbers_of_numpy_in_the_state(tmp_path, number, flat):
-    """A count of steps, and a number of the user's, read as the numbers that they are; without --to they stay arrays."""
+    """A count of steps, and a number of the user's, read as the numbers that they are;
+    without --to they stay arrays.
+    """
     model, opt = optimizer()
     content = opt.state_dict()
     moment = content["state"][0]["exp_avg"]
@@ -216,7 +247,12 @@ def test_numbers_of_numpy_in_the_state(tmp_path, number, flat):
         state |= {"step": number, "mine": np.array(7)}
     if flat:
         items = {f"state.{n}.{k}": v for n, s in content["state"].items() for k, v in s.items()}
-        groups = {f"param_groups.{n}.{k}": v for n in (0, 1) for k, v in content["param_groups"][0].items() if k != "params"}  # fmt: skip
+        groups = {
+            f"param_groups.{n}.{k}": v
+            for n in (0, 1)
+            for k, v in content["param_groups"][0].items()
+            if k != "params"
+        }
         content = items | groups
     torch.save(content, tmp_path / "a.pt")
     dcp.save(content, checkpoint_id=tmp_path / "d", no_dist=True)

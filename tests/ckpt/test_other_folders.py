@@ -109,7 +109,10 @@ def test_folders(tmp_path, said):
             (folder / name).mkdir()
         else:
             (folder / name).write_bytes(b"x")
-    for command in (["inspect", folder], ["convert", folder, tmp_path / "out.pt", "--to", "lowbit"]):  # fmt: skip
+    for command in (
+        ["inspect", folder],
+        ["convert", folder, tmp_path / "out.pt", "--to", "lowbit"],
+    ):
         error = run(*command, code=3).stderr
         assert said in error and str(folder) in error and "; " in error and error.count("\n") == 1
     assert not (tmp_path / "out.pt").exists()

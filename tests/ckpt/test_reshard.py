@@ -1,4 +1,6 @@
-"""lowbit-ckpt reshard: layouts of meshes, speed's shortcuts that must not show, and every way in which a machine can stop it."""
+"""lowbit-ckpt reshard: layouts of meshes, speed's shortcuts that must not show, and every way in
+which a machine can stop it.
+"""
 
 import ctypes
 import ctypes.util
@@ -108,9 +110,18 @@ def test_a_dry_run_writes_nothing(tmp_path):
 def test_globs_choose_what_is_taken(tmp_path):
     saved(tmp_path / "a")
     run(
-        "reshard", tmp_path / "a", tmp_path / "b", "--world-size", 2,
-        "--include", "model.layers.[0-3].*", "--include", "optim.*", "--exclude", "*.param_groups.*",
-    )  # fmt: skip
+        "reshard",
+        tmp_path / "a",
+        tmp_path / "b",
+        "--world-size",
+        2,
+        "--include",
+        "model.layers.[0-3].*",
+        "--include",
+        "optim.*",
+        "--exclude",
+        "*.param_groups.*",
+    )
     names = set(metadata(tmp_path / "b").state_dict_metadata)
     assert names == {f"model.layers.{i}.weight" for i in range(4)} | {
         "optim.state.a.b.weight.step",
@@ -123,7 +134,9 @@ def test_globs_choose_what_is_taken(tmp_path):
 
 
 def test_what_was_written_can_be_held_against_its_digests(tmp_path):
-    """lowbit.json has a digest of every chunk's row-major bytes, of rewritten and of copied ones alike."""
+    """lowbit.json has a digest of every chunk's row-major bytes,
+    of rewritten and of copied ones alike.
+    """
     saved(tmp_path / "a")
     run("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 3)
     run("reshard", tmp_path / "b", tmp_path / "c", "--world-size", 3)  # everything copied
@@ -146,14 +159,21 @@ def test_what_was_written_can_be_held_against_its_digests(tmp_path):
     )
 
 
-# zstd: written by the system's library, since torch's extension needs a package that may not be there.
+# zstd: written by the system's library,
+# since torch's extension needs a package that may not be there.
 
 
 def packed(data: bytes, level: int = 3) -> bytes:
     lib = ctypes.CDLL(ctypes.util.find_library("zstd") or "libzstd.so.1")
     lib.ZSTD_compressBound.restype = lib.ZSTD_compress.restype = ctypes.c_size_t
     lib.ZSTD_compressBound.argtypes = [ctypes.c_size_t]
-    lib.ZSTD_compress.argtypes = [ctypes.c_char_p, ctypes.c_size_t, ctypes.c_char_p, ctypes.c_size_t, ctypes.c_int]  # fmt: skip
+    lib.ZSTD_compress.argtypes = [
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_char_p,
+        ctypes.c_size_t,
+        ctypes.c_int,
+    ]
     out = ctypes.create_string_buffer(lib.ZSTD_compressBound(len(data)))
     size = lib.ZSTD_compress(out, len(out), data, len(data), level)
     return out.raw[:size]
@@ -221,7 +241,9 @@ def test_other_transforms_are_refused_by_name(tmp_path):
 
 
 def test_damage_anywhere_in_a_record_is_found(tmp_path):
-    """The first byte and the last, of items that are copied, cut by rows, cut by columns, and of a value."""
+    """The first byte and the last, of items that are copied, cut by rows, cut by columns,
+    and of a value.
+    """
     base = torch.arange(64 * 64.0).reshape(64, 64)
     saved(tmp_path / "a", {"x": base.clone(), "lr": 0.5})
     path = tmp_path / "a"
@@ -255,11 +277,15 @@ def partials(folder: Path) -> list[str]:
 def start(*arguments) -> subprocess.Popen:
     # A shell that runs the tests in the background ignores Ctrl-C, and so would they.
     heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
-    return subprocess.Popen([TOOL, *map(str, arguments)], stderr=subprocess.PIPE, text=True, preexec_fn=heeds)  # fmt: skip
+    return subprocess.Popen(
+        [TOOL, *map(str, arguments)], stderr=subprocess.PIPE, text=True, preexec_fn=heeds
+    )
 
 
 def stopped(folder: Path, *more: object) -> subprocess.Popen:
-    """A reshard from a/ to b/ that is stopped before it has written half. Where the machine left this process waiting for so long that it was not, another."""
+    """A reshard from a/ to b/ that is stopped before it has written half. Where the machine left
+    this process waiting for so long that it was not, another.
+    """
     size = sum(file.stat().st_size for file in (folder / "a").iterdir())
     for _ in range(100):
         process = start("reshard", folder / "a", folder / "b", "--world-size", 3, *more)
@@ -335,8 +361,10 @@ def test_a_limit_of_files_is_one_clear_error(tmp_path):
 
     done = subprocess.run(
         [TOOL, "reshard", tmp_path / "a", tmp_path / "b", "--world-size", "2"],
-        capture_output=True, text=True, preexec_fn=limited,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        preexec_fn=limited,
+    )
     assert done.returncode == 1 and "largest file" in done.stderr and done.stderr.count("\n") == 1
     assert os.listdir(tmp_path) == ["a"]
 
@@ -345,7 +373,12 @@ def test_a_full_disk_is_one_clear_error(tmp_path):
     big(tmp_path / "a", 8)
     target = tmp_path / "disk" / "b"
     with mounted(tmp_path / "disk", "tmpfs", "4m") as disk:
-        done = subprocess.run([*disk.enter, TOOL, "reshard", tmp_path / "a", target, "--world-size", "2"], capture_output=True, text=True, timeout=600)  # fmt: skip
+        done = subprocess.run(
+            [*disk.enter, TOOL, "reshard", tmp_path / "a", target, "--world-size", "2"],
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode == 1 and "disk is full" in done.stderr
         assert done.stderr.count("\n") == 1
         assert str(target) in done.stderr and ".partial" not in done.stderr
@@ -370,15 +403,17 @@ def test_file_systems_that_cannot_exchange_folders(tmp_path):
     need("cc", bool(compiler), "no C compiler")
     shim = tmp_path / "shim.c"
     shim.write_text(
-        "#include <errno.h>\nint renameat2(int a, const char* b, int c, const char* d, unsigned e) { errno = EINVAL; return -1; }\n"
+        "#include <errno.h>\nint renameat2(int a, const char* b, int c, const char* d, unsigned e) "
+        "{ errno = EINVAL; return -1; }\n"
     )
     subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "shim.so", shim], check=True)
     saved(tmp_path / "a", {"x": torch.arange(8.0)})
     for ranks, force in ((2, []), (3, ["--force"])):
         subprocess.run(
             [TOOL, "reshard", tmp_path / "a", tmp_path / "b", "--world-size", str(ranks), *force],
-            check=True, env={**os.environ, "LD_PRELOAD": str(tmp_path / "shim.so")},
-        )  # fmt: skip
+            check=True,
+            env={**os.environ, "LD_PRELOAD": str(tmp_path / "shim.so")},
+        )
         assert inspect(tmp_path / "b")["files"] == ranks
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "shim.c", "shim.so"]
 
@@ -387,12 +422,19 @@ def test_file_systems_that_cannot_exchange_folders(tmp_path):
 
 
 def measured(*arguments) -> tuple[float, int]:
-    """Processor seconds and peak memory. A small process starts the tool: a child's peak counts what its parent had."""
-    program = "import os, sys; _, s, u = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0); print(s, u.ru_utime + u.ru_stime, u.ru_maxrss)"
+    """Processor seconds and peak memory.
+    A small process starts the tool: a child's peak counts what its parent had.
+    """
+    program = (
+        "import os, sys; _, s, u = os.wait4(os.spawnv(os.P_NOWAIT, sys.argv[1], sys.argv[1:]), 0); "
+        "print(s, u.ru_utime + u.ru_stime, u.ru_maxrss)"
+    )
     words = subprocess.run(
         [sys.executable, "-I", "-S", "-c", program, TOOL, *map(str, arguments), "--quiet"],
-        capture_output=True, text=True, check=True,
-    ).stdout.split()  # fmt: skip
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split()
     assert words[0] == "0"
     return float(words[1]), int(words[2]) << 10
 
@@ -455,7 +497,11 @@ def test_torchao_state_is_cut_between_blocks(tmp_path, bits):
         if ranks == 3:
             target.rename(tmp_path / "3")
         else:
-            whole = {"exp_avg": kind.zeros(shape, block_size=block) if bits == "fp8" else kind.zeros(shape, True, block)}  # fmt: skip
+            whole = {
+                "exp_avg": kind.zeros(shape, block_size=block)
+                if bits == "fp8"
+                else kind.zeros(shape, True, block)
+            }
             dcp.load(whole, checkpoint_id=target, no_dist=True)
             assert torch.equal(
                 whole["exp_avg"].codes.view(torch.uint8), state.codes.view(torch.uint8)
@@ -469,7 +515,9 @@ def test_torchao_state_is_cut_between_blocks(tmp_path, bits):
 
 @pytest.mark.parametrize("bits, block", [("8bit", 256), ("4bit", 128), ("fp8", 256)])
 def test_torchao_state_is_requantized_inside_blocks_when_asked(tmp_path, bits, block):
-    """Three ranks cut inside blocks; the parts are what torchao makes of the same numbers on a rank of that size."""
+    """Three ranks cut inside blocks; the parts are what torchao makes of the same numbers on a rank
+    of that size.
+    """
     need("torchao", bool(find_spec("torchao")), "torchao is not installed")
     from torchao.optim.subclass_4bit import OptimState4bit
     from torchao.optim.subclass_8bit import OptimState8bit
@@ -478,7 +526,9 @@ def test_torchao_state_is_requantized_inside_blocks_when_asked(tmp_path, bits, b
     kind = {"8bit": OptimState8bit, "4bit": OptimState4bit, "fp8": OptimStateFp8}[bits]
 
     def zeros(shape):
-        return kind.zeros(shape, block_size=block) if bits == "fp8" else kind.zeros(shape, True, block)  # fmt: skip
+        return (
+            kind.zeros(shape, block_size=block) if bits == "fp8" else kind.zeros(shape, True, block)
+        )
 
     shape = (290, block // 2)  # 97, 97 and 96 rows: 48.5, 48.5 and 48 blocks
     state = zeros(shape)

@@ -51,7 +51,9 @@ BROKEN = {
     "minus zero": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[-0,8]}}', b"\0" * 8),
     "three offsets": header({"a": {**ONE, "data_offsets": [0, 8, 8]}}, b"\0" * 8),
     "dtype": header({"a": {**ONE, "dtype": "F31"}}, b"\0" * 8),
-    "six bits": header({"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}, b"\0" * 3),
+    "six bits": header(
+        {"a": {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}}, b"\0" * 3
+    ),
     "overflow": header({"a": {**ONE, "shape": [2**62, 2**62]}}, b"\0" * 8),
     "huge beside zero": header({"a": {**ONE, "shape": [0, 2**63, 2**63], "data_offsets": [0, 0]}}),
     "half a byte": header({"a": {"dtype": "F4", "shape": [3], "data_offsets": [0, 2]}}, b"\0" * 2),
@@ -59,16 +61,24 @@ BROKEN = {
     "utf-8": header(b'{"\xff":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
     "surrogate": header(b'{"\\ud800":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
     "deep": header(b'{"a":' * 5000 + b"1" + b"}" * 5000),
-    "mark": header(b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
+    "mark": header(
+        b'\xef\xbb\xbf{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8
+    ),
     "zeros": header(b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}\0\0', b"\0" * 8),
     "twice": header(b'{"a":%s,"a":%s}' % ((json.dumps(ONE).encode(),) * 2), b"\0" * 8),
-    "dtype twice": header(b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8),
+    "dtype twice": header(
+        b'{"a":{"dtype":"F32","dtype":"F32","shape":[2],"data_offsets":[0,8]}}', b"\0" * 8
+    ),
     "two metadata": header(b'{"__metadata__":{},"__metadata__":{}}'),
     "list": header(b"[]"),
     "convention": header({"__metadata__": {"lowbit": "[]"}, "a": ONE}, b"\0" * 8),
-    "later convention": header({"__metadata__": {"lowbit": '{"version":2,"leaves":[],"holders":[]}'}}),
-    "unplaced": header({"__metadata__": {"lowbit": '{"version":1,"leaves":[],"holders":[]}'}, "a": ONE}, b"\0" * 8),
-}  # fmt: skip
+    "later convention": header(
+        {"__metadata__": {"lowbit": '{"version":2,"leaves":[],"holders":[]}'}}
+    ),
+    "unplaced": header(
+        {"__metadata__": {"lowbit": '{"version":1,"leaves":[],"holders":[]}'}, "a": ONE}, b"\0" * 8
+    ),
+}
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -78,13 +88,17 @@ def test_broken_safetensors(tmp_path, name):
 
 
 def test_odd_safetensors_are_read(tmp_path):
-    odd = header(b' {"":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":[1]},"../b":%s} '
-                 % json.dumps({"dtype": "BOOL", "shape": [1], "data_offsets": [8, 9]}).encode(), b"\0" * 8 + b"\7")  # fmt: skip
+    odd = header(
+        b' {"":{"dtype":"F32","shape":[2],"data_offsets":[0,8],"more":[1]},"../b":%s} '
+        % json.dumps({"dtype": "BOOL", "shape": [1], "data_offsets": [8, 9]}).encode(),
+        b"\0" * 8 + b"\7",
+    )
     (tmp_path / "a.safetensors").write_bytes(odd)
     assert len(inspect(tmp_path / "a.safetensors")["warnings"]) == 5
 
 
-# A length of a header may begin like any other container: an old pickle (0x80, 2), a zip (PK), a tar.
+# A length of a header may begin like any other container: an old pickle (0x80, 2), a zip (PK),
+# a tar.
 LENGTHS = [0x0080, 0x0280, 0x0580, 0x0680, 0x7F80, 0x8080, 0xFF80, 0x28002, 0x4B50, 0x14B50]
 
 

@@ -1,4 +1,6 @@
-"""Tensors without plain elements, and tensors under odd keys: named, and no hindrance to the rest of a file."""
+"""Tensors without plain elements, and tensors under odd keys: named,
+and no hindrance to the rest of a file.
+"""
 
 import argparse
 import json
@@ -44,16 +46,27 @@ KINDS = {
     "coo": (lambda: torch.eye(3).to_sparse(), "a sparse tensor"),
     "csr": (lambda: torch.eye(3).to_sparse_csr(), "a sparse tensor"),
     "quantized": (quantized, "a quantized tensor"),
-    "by channel": (lambda: torch.quantize_per_channel(torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8), "a quantized tensor"),
+    "by channel": (
+        lambda: torch.quantize_per_channel(
+            torch.ones(2, 2), torch.ones(2), torch.zeros(2), 0, torch.quint8
+        ),
+        "a quantized tensor",
+    ),
     "nested": (lambda: nested(torch.strided), "a nested tensor"),
     "jagged": (lambda: nested(torch.jagged), "torch.nested._internal.nested_tensor.NestedTensor"),
     "meta": (lambda: torch.empty(3, device="meta"), "a meta tensor"),
-    "conjugated": (lambda: torch.ones(2, dtype=torch.cfloat).conj(), "a conjugated or negated view"),
-    "negated": (lambda: torch.ones(2, dtype=torch.cfloat).conj().imag, "a conjugated or negated view"),
+    "conjugated": (
+        lambda: torch.ones(2, dtype=torch.cfloat).conj(),
+        "a conjugated or negated view",
+    ),
+    "negated": (
+        lambda: torch.ones(2, dtype=torch.cfloat).conj().imag,
+        "a conjugated or negated view",
+    ),
     "bits": (lambda: torch.empty(4, dtype=torch.bits8), "a tensor of the dtype torch.bits8"),
     "class": (lambda: torch.ones(2).as_subclass(Own), "Own"),
     "parameter": (lambda: torch.nn.Parameter(torch.eye(3).to_sparse()), "a sparse tensor"),
-}  # fmt: skip
+}
 
 KEYS = {"tuple": (1, "a"), "None": None, "device": torch.device("cpu"), "float": 1.5, "bytes": b"a"}
 
@@ -108,7 +121,9 @@ def test_the_rest_is_read(tmp_path, kind, legacy):
 def test_the_rest_is_read_beside_an_odd_key(tmp_path, key):
     model, opt = optimizer()
     given = {KEYS[key]: torch.ones(2)}
-    save({"model": model.state_dict(), "x": given, "optimizer": opt.state_dict()}, tmp_path / "a.pt")  # fmt: skip
+    save(
+        {"model": model.state_dict(), "x": given, "optimizer": opt.state_dict()}, tmp_path / "a.pt"
+    )
     report = json.loads(run("inspect", tmp_path / "a.pt", "--json").stdout)
     (name,) = [n for n in report["values"] if n.startswith("x.")]
     check_rest(tmp_path, opt, name, "neither text nor a whole number")
@@ -174,7 +189,9 @@ def test_state_under_an_odd_key(tmp_path):
 
 
 def test_hostile_ones_stay_refused(tmp_path):
-    """A kind that is known names what is wrong with it: no file is taken for the rest of another."""
+    """A kind that is known names what is wrong with it: no file is taken for the rest of
+    another.
+    """
     from struct import pack
     from zipfile import ZIP_STORED, ZipFile
 
@@ -185,8 +202,10 @@ def test_hostile_ones_stay_refused(tmp_path):
     cases = {
         "negative": pickle.replace(b"K\x02\x85", b"J" + pack("<i", -2) + b"\x85", 1),
         "beyond its record": pickle.replace(b"K\x02\x85", b"K\x03\x85", 1),
-        "outside the allowlist": pickle.replace(b"ctorch._utils\n_rebuild_tensor_v2\n", b"cos\nsystem\n", 1),
-    }  # fmt: skip
+        "outside the allowlist": pickle.replace(
+            b"ctorch._utils\n_rebuild_tensor_v2\n", b"cos\nsystem\n", 1
+        ),
+    }
     for words, changed in cases.items():
         assert changed != pickle
         with ZipFile(tmp_path / "a.pt", "w", ZIP_STORED) as z:
@@ -198,7 +217,9 @@ def test_hostile_ones_stay_refused(tmp_path):
 def test_one_rank_of_a_sharded_tensor(tmp_path):
     from torch import distributed
 
-    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)  # fmt: skip
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1
+    )
     try:
         save({"model": {"w": sharded()}, "n": torch.ones(2)}, tmp_path / "a.pt")
     finally:

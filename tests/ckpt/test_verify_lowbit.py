@@ -1,4 +1,6 @@
-"""`lowbit-ckpt verify` of lowbit's own files: what convert would refuse is a finding, though every byte of it is sound."""
+"""`lowbit-ckpt verify` of lowbit's own files: what convert would refuse is a finding,
+though every byte of it is sound.
+"""
 
 import copy
 

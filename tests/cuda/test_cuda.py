@@ -32,7 +32,15 @@ PARAM = {p["name"]: p for p in CATALOG["param"]}
 RULES = {r["name"]: r for r in CATALOG["rules"]}
 SHAPES = [[896, 896], [2880, 1408], [1000, 77], [7, 4096], [3, 5, 64], [1000]]
 HYPER = [1e-3, 0.9, 0.99, 1e-8, 1e-2]
-NAMED = {"lr": 1e-3, "beta1": 0.9, "beta2": 0.99, "beta3": 0.95, "eps": 1e-8, "weight_decay": 1e-2, "decay_by": 2.0}  # fmt: skip
+NAMED = {
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.99,
+    "beta3": 0.95,
+    "eps": 1e-8,
+    "weight_decay": 1e-2,
+    "decay_by": 2.0,
+}
 
 
 @dataclass
@@ -120,7 +128,9 @@ def make_run(
     shapes=SHAPES,
     device=DEVICE,
 ):
-    """A parameter for each shape; its state coded if it has two dimensions, unless `full_precision`."""
+    """A parameter for each shape; its state coded if it has two dimensions,
+    unless `full_precision`.
+    """
     torch.manual_seed(3)
     run = Run(rule)
     for i, shape in enumerate(shapes):
@@ -284,11 +294,15 @@ def test_encode_decode(name, block):
 
 @pytest.fixture(scope="module")
 def floats():
-    """Every 16th float of either sign up to 1, in blocks whose scale is 1, here and there: made once, it takes longer than what is done with it."""
+    """Every 16th float of either sign up to 1, in blocks whose scale is 1, here and there: made
+    once, it takes longer than what is done with it.
+    """
     values = torch.arange(0, 0x3F800000, 16, dtype=torch.int32).view(torch.float32)
     rows = -(-values.numel() // 254)
     made = torch.ones(rows, 256)
-    made[:, 1:-1] = torch.nn.functional.pad(values, (0, rows * 254 - values.numel())).view(rows, 254)  # fmt: skip
+    made[:, 1:-1] = torch.nn.functional.pad(values, (0, rows * 254 - values.numel())).view(
+        rows, 254
+    )
     both = [made, made.clone()]
     both[1][:, 1:-1].neg_()
     return [(x, x.to(DEVICE)) for x in both]
@@ -320,7 +334,9 @@ def test_lr_scale_and_found_inf_on_the_device():
 
 @pytest.mark.parametrize("rule", ["adamw", "adafactor_momentum", "came"])
 def test_graph_capture(rule):
-    """A captured step, in all its phases, replays with new gradients, another lr, and its own count of steps."""
+    """A captured step, in all its phases, replays with new gradients, another lr,
+    and its own count of steps.
+    """
     cuda = make_run(rule, shapes=[[896, 896], [1000, 77], [1000]])
     cpu = cuda.to("cpu")
     lr = torch.tensor(1e-3, device=DEVICE)
@@ -442,7 +458,11 @@ def test_second_device():
 def test_added_gradients_have_the_bits_of_the_cpu(format):
     rng = torch.Generator().manual_seed(1)
     for grad_dtype in (torch.float32, torch.bfloat16, torch.float16):
-        for rows, cols, full_precision, first in ((1, 100_003, 100_003, 0), (37, 90, 200, 13), (64, 256, 256, 256)):  # fmt: skip
+        for rows, cols, full_precision, first in (
+            (1, 100_003, 100_003, 0),
+            (37, 90, 200, 13),
+            (64, 256, 256, 256),
+        ):
             grad = torch.randn(rows, cols, generator=rng).to(grad_dtype)
             held = torch.randn(rows, cols, generator=rng)
             held = held.to(torch.float32 if format == "float32" else torch.bfloat16)

@@ -1,7 +1,9 @@
-"""Optimizers of whole matrices on a GPU, low rank and Muon: the bits of the CPU, in graphs, never waiting.
+"""Optimizers of whole matrices on a GPU, low rank and Muon: the bits of the CPU, in graphs,
+never waiting.
 
 With tests/cuda/test_cuda.py: `LOWBIT_REQUIRE=cuda python -m pytest tests/cuda/test_cuda*.py`.
-Without a GPU, tests/cpp/test_cuda_lowrank.cpp and tests/cpp/test_cuda_muon.cpp run the same kernels on the CPU.
+Without a GPU, tests/cpp/test_cuda_lowrank.cpp and tests/cpp/test_cuda_muon.cpp run the same kernels
+on the CPU.
 """
 
 import pytest
@@ -104,7 +106,9 @@ def test_low_rank_steps_where_memory_is_not_aligned(dtype):
 
 @pytest.mark.parametrize("make", LOWRANK.values(), ids=LOWRANK)
 def test_low_rank_steps_under_a_scaler(make):
-    """Scaled gradients, a step that is left out, a learning rate on the device, and not finite gradients."""
+    """Scaled gradients, a step that is left out, a learning rate on the device,
+    and not finite gradients.
+    """
     twins = Twins(make)
     for step in range(5):
         twins.set_grads()
@@ -185,7 +189,11 @@ HIDDEN = [(512, 2048), (2048, 512), (77, 1000), (1000, 77), (4, 96, 160), (384, 
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"normuon_beta2": 0.95, "cautious_weight_decay": True}, {"state_format": "float32"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"normuon_beta2": 0.95, "cautious_weight_decay": True}, {"state_format": "float32"}],
+    ids=str,
+)
 def test_muons_exact_steps_have_the_bits_of_the_cpu(dtype, options):
     def make(params, lr):
         named = [(f"p{i}", p) for i, p in enumerate(params)]
@@ -201,4 +209,6 @@ def test_muons_exact_steps_have_the_bits_of_the_cpu(dtype, options):
 @pytest.mark.parametrize("rows, cols, depth", [(64, 64, 512), (193, 77, 1000), (33, 130, 7)])
 def test_the_product_of_bfloat16_has_the_bits_of_the_cpu(rows, cols, depth):
     a, b = (torch.randn(n, depth).bfloat16() for n in (rows, cols))
-    assert torch.equal(ops.bfloat16_product(a.to(DEVICE), b.to(DEVICE)).cpu(), ops.bfloat16_product(a, b))  # fmt: skip
+    assert torch.equal(
+        ops.bfloat16_product(a.to(DEVICE), b.to(DEVICE)).cpu(), ops.bfloat16_product(a, b)
+    )

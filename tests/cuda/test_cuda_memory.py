@@ -1,6 +1,8 @@
-"""State in pinned and in managed memory, on a GPU: the bits of ordinary state, nothing of it in the GPU's memory, in order with streams, in graphs.
+"""State in pinned and in managed memory, on a GPU: the bits of ordinary state, nothing of it in the
+GPU's memory, in order with streams, in graphs.
 
-With tests/cuda/test_cuda.py: `LOWBIT_REQUIRE=cuda python -m pytest tests/cuda/test_cuda*.py`. What needs no GPU is in tests/state/test_state_memory.py.
+With tests/cuda/test_cuda.py: `LOWBIT_REQUIRE=cuda python -m pytest tests/cuda/test_cuda*.py`. What
+needs no GPU is in tests/state/test_state_memory.py.
 """
 
 import copy
@@ -27,7 +29,12 @@ from waiting import not_waited_for
 import lowbit
 from lowbit import ops
 
-need("cuda", torch.cuda.is_available(), "no GPU here (torch.cuda.is_available() is False)", module=True)  # fmt: skip
+need(
+    "cuda",
+    torch.cuda.is_available(),
+    "no GPU here (torch.cuda.is_available() is False)",
+    module=True,
+)
 
 DEVICE = "cuda"
 WAYS = [
@@ -102,7 +109,9 @@ def trained(steps, device=DEVICE, make=lowbit.AdamW, lr=1e-2, **options):
 
 def bits(t):
     t = t.detach().to("cpu", copy=True).contiguous()
-    return t.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()])  # fmt: skip
+    return t.view(
+        {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[t.element_size()]
+    )
 
 
 def content(net, opt):
@@ -248,7 +257,9 @@ def test_checkpoints_go_from_one_to_the_other(kind, after):
 def test_files_are_read_into_it_in_place(kind, taken, tmp_path):
     net, opt = trained(3)
     torch.save(opt.state_dict(), tmp_path / "opt.pt")
-    dcp.save({"optim": get_optimizer_state_dict(net, opt)}, checkpoint_id=tmp_path / "dcp", no_dist=True)  # fmt: skip
+    dcp.save(
+        {"optim": get_optimizer_state_dict(net, opt)}, checkpoint_id=tmp_path / "dcp", no_dist=True
+    )
     assert not taken
     fresh = lowbit.AdamW(net.named_parameters(), lr=1e-2, state_memory=kind)
     train(net, fresh, 0, 1)
@@ -273,7 +284,9 @@ def test_copies_step_alike(kind):
 
 
 def test_fsdp2_shards_it(kind, taken):
-    """One rank: DTensors whose local parts are outside, whole state dicts of them, and the bits of one process."""
+    """One rank: DTensors whose local parts are outside, whole state dicts of them,
+    and the bits of one process.
+    """
     from torch.distributed.fsdp import fully_shard
 
     dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
@@ -303,7 +316,9 @@ def test_fsdp2_shards_it(kind, taken):
 
 
 def test_memory_that_cannot_be_had():
-    """Of pinned memory only: a driver that is asked for more managed memory than there is may take the machine with it."""
+    """Of pinned memory only: a driver that is asked for more managed memory than there is may take
+    the machine with it.
+    """
     with pytest.raises(RuntimeError, match=f"{1 << 50} bytes of"):
         ops.allocate([1 << 50], torch.uint8, torch.device(DEVICE), "pinned")
     assert_same(content(*trained(2, state_memory="pinned")), content(*trained(2, "cpu")))
@@ -312,7 +327,9 @@ def test_memory_that_cannot_be_had():
 def test_tensors_of_the_cpu_are_refused_with_what_to_do():
     """Pinned ones too: to torch they are not in order with streams."""
     net, opt = trained(1)
-    opt.state[net[0].weight]["exp_avg_dynamic8"] = opt.state[net[0].weight]["exp_avg_dynamic8"].cpu().pin_memory()  # fmt: skip
+    opt.state[net[0].weight]["exp_avg_dynamic8"] = (
+        opt.state[net[0].weight]["exp_avg_dynamic8"].cpu().pin_memory()
+    )
     give_grads(net, 1)
     with pytest.raises(RuntimeError, match=r"on another device.*state_memory='pinned'"):
         opt.step()
@@ -329,8 +346,8 @@ def test_second_device(kind):
 
 
 def test_a_step_is_bound_by_the_bus():
-    """Pinned state of 2 x 256 MiB: each byte goes over the bus once in each direction, so a step takes no more than a small multiple of a copy of its
-    codes to the GPU."""
+    """Pinned state of 2 x 256 MiB: each byte goes over the bus once in each direction, so a step
+    takes no more than a small multiple of a copy of its codes to the GPU."""
     p = nn.Parameter(torch.randn(16384, 16384, dtype=torch.bfloat16, device=DEVICE))
     p.grad = torch.randn_like(p)
     opt = lowbit.AdamW([p], state_memory="pinned")

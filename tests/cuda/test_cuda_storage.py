@@ -1,6 +1,8 @@
-"""lowbit.checkpoint.Writer and Reader with tensors on a GPU: saved, staged through pinned memory by async_save, and loaded into the CPU and back.
+"""lowbit.checkpoint.Writer and Reader with tensors on a GPU: saved, staged through pinned memory by
+async_save, and loaded into the CPU and back.
 
-`LOWBIT_REQUIRE=cuda python -m pytest tests/cuda/test_cuda_storage.py`. What needs no GPU is in tests/checkpoint/test_storage*.py.
+`LOWBIT_REQUIRE=cuda python -m pytest tests/cuda/test_cuda_storage.py`. What needs no GPU is in
+tests/checkpoint/test_storage*.py.
 """
 
 import pytest
@@ -13,16 +15,25 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from lowbit import checkpoint
 
-need("cuda", torch.cuda.is_available(), "no GPU here (torch.cuda.is_available() is False)", module=True)  # fmt: skip
+need(
+    "cuda",
+    torch.cuda.is_available(),
+    "no GPU here (torch.cuda.is_available() is False)",
+    module=True,
+)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
 
 
 @pytest.fixture(scope="module")
 def one_rank(tmp_path_factory):
-    """A process group of this process, which async_save needs: gloo for the plans, NCCL for the mesh."""
+    """A process group of this process, which async_save needs: gloo for the plans,
+    NCCL for the mesh.
+    """
     store = tmp_path_factory.mktemp("group") / "store"
-    dist.init_process_group("cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=0, world_size=1)  # fmt: skip
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl", init_method=f"file://{store}", rank=0, world_size=1
+    )
     yield init_device_mesh("cuda", (1,))
     dist.destroy_process_group()
 
@@ -33,7 +44,9 @@ def state(seed, device, mesh=None):
     for dtype in DTYPES:
         for shape in ((257, 130), (3,), (), (0, 4)):
             t = (torch.rand(shape, generator=generator) * 100).to(dtype).to(device)
-            out[f"{dtype}.{shape}"] = distribute_tensor(t, mesh, [Shard(0)]) if mesh and t.dim() else t  # fmt: skip
+            out[f"{dtype}.{shape}"] = (
+                distribute_tensor(t, mesh, [Shard(0)]) if mesh and t.dim() else t
+            )
     out["strided"] = (torch.rand(64, 48, generator=generator).to(device)).t()
     return {"model": out, "step": seed}
 
@@ -43,7 +56,11 @@ def same(got, want):
         t = t.full_tensor() if isinstance(t, DTensor) else t
         return t.detach().cpu().contiguous().flatten().view(torch.uint8)
 
-    bad = [n for n, t in want["model"].items() if not torch.equal(bytes_of(t), bytes_of(got["model"][n]))]  # fmt: skip
+    bad = [
+        n
+        for n, t in want["model"].items()
+        if not torch.equal(bytes_of(t), bytes_of(got["model"][n]))
+    ]
     return bad == [] and got["step"] == want["step"]
 
 
@@ -63,18 +80,28 @@ def test_gpu_and_cpu_load_what_either_saved(tmp_path, saved, loaded, reader):
 
 
 def test_a_flipped_bit_is_found_on_the_way_to_the_gpu(tmp_path):
-    dcp.save({"w": torch.ones(300, 300, device="cuda")}, storage_writer=checkpoint.Writer(tmp_path / "run"), no_dist=True)  # fmt: skip
+    dcp.save(
+        {"w": torch.ones(300, 300, device="cuda")},
+        storage_writer=checkpoint.Writer(tmp_path / "run"),
+        no_dist=True,
+    )
     file = tmp_path / "run" / "__0_0.distcp"
     content = bytearray(file.read_bytes())
     content[len(content) // 2] ^= 1
     file.write_bytes(content)
     with pytest.raises(dcp.api.CheckpointException, match="w"):
-        dcp.load({"w": torch.zeros(300, 300, device="cuda")}, storage_reader=checkpoint.Reader(tmp_path / "run"), no_dist=True)  # fmt: skip
+        dcp.load(
+            {"w": torch.zeros(300, 300, device="cuda")},
+            storage_reader=checkpoint.Reader(tmp_path / "run"),
+            no_dist=True,
+        )
 
 
 @pytest.mark.parametrize("sharded", [False, True])
 def test_async_saves_keep_one_pinned_copy(tmp_path, one_rank, sharded):
-    """What is written is the state of the call, whatever the training does to it meanwhile; the copy's memory is taken once."""
+    """What is written is the state of the call, whatever the training does to it meanwhile; the
+    copy's memory is taken once.
+    """
     mesh = one_rank if sharded else None
     writer = checkpoint.Writer()
     live, kept = state(0, "cuda", mesh), []
@@ -87,7 +114,9 @@ def test_async_saves_keep_one_pinned_copy(tmp_path, one_rank, sharded):
         for t in live["model"].values():
             t.zero_() if t.numel() else None
         saving.result()
-        copies = [t.to_local() if isinstance(t, DTensor) else t for t in writer._kept["model"].values()]  # fmt: skip
+        copies = [
+            t.to_local() if isinstance(t, DTensor) else t for t in writer._kept["model"].values()
+        ]
         assert all(t.device.type == "cpu" for t in copies)
         # torch pins no tensor without a dimension
         assert all(t.is_pinned() for t in copies if t.numel() and t.dim())

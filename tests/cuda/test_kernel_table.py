@@ -1,4 +1,6 @@
-"""The table of what CUDA kernels take (csrc/cuda/resources.py): right numbers, and local memory is an error. Needs nvcc, no GPU."""
+"""The table of what CUDA kernels take (csrc/cuda/resources.py): right numbers, and local memory is
+an error. Needs nvcc, no GPU.
+"""
 
 import io
 import os
@@ -31,9 +33,11 @@ __global__ void local(int* to, int n) {
   to[n] = kept[n & 255];
 }
 """
-# A loop over tiles whose usual path takes two functions of the XU pipe for each of a lane's 8 values, and whose rare one takes many more.
+# A loop over tiles whose usual path takes two functions of the XU pipe for each of a lane's 8
+# values, and whose rare one takes many more.
 TILES = """
-__global__ void __launch_bounds__(64) step_fast(float4* to, const float4* from, int tiles, float limit) {
+__global__ void __launch_bounds__(64)
+step_fast(float4* to, const float4* from, int tiles, float limit) {
   __shared__ float table[256];
   table[threadIdx.x] = threadIdx.x;
   __syncthreads();
@@ -44,7 +48,11 @@ __global__ void __launch_bounds__(64) step_fast(float4* to, const float4* from, 
     if (y[0] > limit) {
       for (int e = 0; e < 8; ++e) y[e] = logf(y[e]) + EXTRA;
     } else {
-      for (int e = 0; e < 8; ++e) { float r; asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y[e])); y[e] = r; }
+      for (int e = 0; e < 8; ++e) {
+        float r;
+        asm("rsqrt.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(y[e]));
+        y[e] = r;
+      }
     }
     __stcg(to + 2 * i, x[0]);
     __stcg(to + 2 * i + 1, x[1]);
@@ -69,7 +77,9 @@ def test_a_clean_kernel(tmp_path):
     run = table(tmp_path, CLEAN)
     assert run.returncode == 0, run.stderr
     assert "sm_90: 1 kernels" in run.stdout
-    registers, local, shared, instructions, loads, stores, name = run.stdout.splitlines()[-1].split()  # fmt: skip
+    registers, local, shared, instructions, loads, stores, name = run.stdout.splitlines()[
+        -1
+    ].split()
     assert 8 <= int(registers) <= 40 and int(local) == 0
     assert int(shared) in (384, 1408)  # a kilobyte is the system's on some architectures
     assert 15 <= int(instructions) <= 80 and (int(loads), int(stores)) == (1, 1)
@@ -80,12 +90,16 @@ def test_local_memory_is_an_error(tmp_path):
     run = table(tmp_path, LOCAL)
     assert run.returncode == 1
     assert "k.sm_90.cubin: local keeps 1024 bytes in local memory" in run.stderr
-    lenient = subprocess.run([sys.executable, SCRIPT, tmp_path, "--lenient"], capture_output=True, text=True)  # fmt: skip
+    lenient = subprocess.run(
+        [sys.executable, SCRIPT, tmp_path, "--lenient"], capture_output=True, text=True
+    )
     assert lenient.returncode == 0 and (lenient.stdout, lenient.stderr) == (run.stdout, run.stderr)
 
 
 def test_what_a_tile_takes(tmp_path):
-    """The usual path is counted without the rare branch, and a kernel that takes more than its limit is an error."""
+    """The usual path is counted without the rare branch,
+    and a kernel that takes more than its limit is an error.
+    """
     for script in (SCRIPT, *(SCRIPT.with_name(f"{name}_path.py") for name in ("usual", "any"))):
         shutil.copy(script, tmp_path)
 
@@ -142,13 +156,17 @@ def test_a_step_any_that_cannot_be_read_is_an_error(tmp_path):
 
 
 def test_the_way_through_step_any(tmp_path, monkeypatch):
-    """Eight loads go around a loop of two four times, and what skips the loop is shorter; the loops of a kernel are known by their order."""
+    """Eight loads go around a loop of two four times, and what skips the loop is shorter; the loops
+    of a kernel are known by their order.
+    """
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import any_path
     import usual_path
 
     def make(code, target=None, guarded=False, size=any_path.WORD):
-        return usual_path.Instruction(code | (0 if guarded else usual_path.ALWAYS << 12) | size << 73, target)  # fmt: skip
+        return usual_path.Instruction(
+            code | (0 if guarded else usual_path.ALWAYS << 12) | size << 73, target
+        )
 
     add = 0x010
     walk = any_path.Walk.__new__(any_path.Walk)
@@ -193,24 +211,31 @@ def test_step_any_has_limits(monkeypatch):
     out = io.StringIO()
     assert resources.print_any("90", [(lion, 10)], {}, out) == []
     bad = resources.print_any("90", [(lion, 11)], {lion.fixed: 5}, out)
-    assert bad == [f"sm_90: {lion.name()} executes 11 instructions for a tile; tile_limits.txt allows 10"]  # fmt: skip
+    assert bad == [
+        f"sm_90: {lion.name()} executes 11 instructions for a tile; tile_limits.txt allows 10"
+    ]
     other = any_path.Combination("Adagrad", ("Dynamic8Unsigned",))
-    assert resources.print_any("90", [(other, 10)], {}, out) == [f"sm_90: {other.name()} has no limit in tile_limits.txt"]  # fmt: skip
-    assert (
-        resources.print_any("80", [(other, 10)], {}, out) == []
-    )  # an architecture that is not tested
+    assert resources.print_any("90", [(other, 10)], {}, out) == [
+        f"sm_90: {other.name()} has no limit in tile_limits.txt"
+    ]
+    # an architecture that is not tested
+    assert resources.print_any("80", [(other, 10)], {}, out) == []
     resources.print_any("90", [(lion, 11)], {lion.fixed: 5}, out)
     assert out.getvalue().splitlines()[-1] == f"      11     5   2.2  {lion.name()}"
 
 
 def test_no_cubins_are_an_error(tmp_path):
     for how in ([], ["--lenient"]):
-        run = subprocess.run([sys.executable, SCRIPT, tmp_path, *how], capture_output=True, text=True)  # fmt: skip
+        run = subprocess.run(
+            [sys.executable, SCRIPT, tmp_path, *how], capture_output=True, text=True
+        )
         assert run.returncode == 1 and "no kernel found" in run.stderr
 
 
 def test_architectures_that_are_built(tmp_path):
-    """This machine's GPUs that nvcc knows, those of a wheel where there is none, or what is asked for."""
+    """This machine's GPUs that nvcc knows, those of a wheel where there is none,
+    or what is asked for.
+    """
     beside = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     need("nvcc", shutil.which("cmake", path=beside) is not None, "cmake is not installed")
     cards = tmp_path / "nvidia-smi"
@@ -218,7 +243,17 @@ def test_architectures_that_are_built(tmp_path):
     def chosen(said, archs):
         cards.write_text(f"#!/bin/sh\n{said}\n")
         cards.chmod(0o755)
-        command = ["cmake", "-S", SCRIPT.parents[2], "-B", tmp_path / "build", f"-DPython_EXECUTABLE={sys.executable}", "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=ON", f"-DLOWBIT_CUDA_ARCHS={archs}"]  # fmt: skip
+        command = [
+            "cmake",
+            "-S",
+            SCRIPT.parents[2],
+            "-B",
+            tmp_path / "build",
+            f"-DPython_EXECUTABLE={sys.executable}",
+            "-DLOWBIT_TOOLS=OFF",
+            "-DLOWBIT_CUDA=ON",
+            f"-DLOWBIT_CUDA_ARCHS={archs}",
+        ]
         environment = {**os.environ, "PATH": f"{tmp_path}:{beside}"}
         done = subprocess.run(command, capture_output=True, text=True, env=environment)
         assert done.returncode == 0, done.stderr

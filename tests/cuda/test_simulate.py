@@ -1,4 +1,6 @@
-"""`make simulate` without a simulator: what it says is missing, and the PTX that it would run (tests/cpp/simulator/ptx.py)."""
+"""`make simulate` without a simulator: what it says is missing, and the PTX that it would run
+(tests/cpp/simulator/ptx.py).
+"""
 
 import importlib.util
 import re
@@ -30,17 +32,31 @@ def number(word):
 
 
 INTEGER = {
-    "mov.b32": lambda a: a, "bfe.u32": lambda a, at, width: a >> at & (1 << width) - 1, "mul.lo.u32": lambda a, b: a * b,
-    "bfe.s32": lambda a, at, width: -(a >> at & 1), "add.u32": lambda a, b: a + b, "sub.u32": lambda a, b: a - b, "rem.u32": lambda a, b: a % b,
-    "shr.u32": lambda a, b: a >> b, "shl.b32": lambda a, b: a << b, "and.b32": lambda a, b: a & b, "or.b32": lambda a, b: a | b,
-    "clz.b32": lambda a: 32 - a.bit_length(), "setp.gt.u32": lambda a, b: a > b, "setp.lt.u32": lambda a, b: a < b,
-    "setp.eq.u32": lambda a, b: a == b, "selp.b32": lambda a, b, first: a if first else b,
-    "sqrt.rn.f32": lambda a: bits(number(a) ** 0.5), "rcp.rn.f32": lambda a: bits(1 / number(a)),
-}  # fmt: skip
+    "mov.b32": lambda a: a,
+    "bfe.u32": lambda a, at, width: a >> at & (1 << width) - 1,
+    "mul.lo.u32": lambda a, b: a * b,
+    "bfe.s32": lambda a, at, width: -(a >> at & 1),
+    "add.u32": lambda a, b: a + b,
+    "sub.u32": lambda a, b: a - b,
+    "rem.u32": lambda a, b: a % b,
+    "shr.u32": lambda a, b: a >> b,
+    "shl.b32": lambda a, b: a << b,
+    "and.b32": lambda a, b: a & b,
+    "or.b32": lambda a, b: a | b,
+    "clz.b32": lambda a: 32 - a.bit_length(),
+    "setp.gt.u32": lambda a, b: a > b,
+    "setp.lt.u32": lambda a, b: a < b,
+    "setp.eq.u32": lambda a, b: a == b,
+    "selp.b32": lambda a, b, first: a if first else b,
+    "sqrt.rn.f32": lambda a: bits(number(a) ** 0.5),
+    "rcp.rn.f32": lambda a: bits(1 / number(a)),
+}
 
 
 def execute(instruction, **registers):
-    """What a line of PTX leaves in %r9 as it is rewritten: 32-bit words, integer instructions (bfe.s32 of one bit) and exact roots alone."""
+    """What a line of PTX leaves in %r9 as it is rewritten: 32-bit words, integer instructions
+    (bfe.s32 of one bit) and exact roots alone.
+    """
     held = {f"%{name}": value for name, value in registers.items()}
     for line in ptx.rewritten("\t" + instruction).split("\n"):
         name, operands = re.fullmatch(r"\t([\w.]+) +(.*);", line).groups()
@@ -63,11 +79,22 @@ def test_sequences_compute_what_the_instruction_does(a, b):
     assert execute("dp2a.lo.u32.u32 %r9, %r1, %r2, 7;", r1=a, r2=b) == halves + 7 & 0xFFFFFFFF
     taken = bytes((255 * (both[3] >> 7), 255 * (both[7] >> 7), both[0], both[0]))  # 0x00fb
     assert execute("prmt.b32 %r9, %r1, %r2, 251;", r1=a, r2=b) == int.from_bytes(taken, "little")
-    assert execute("bfind.shiftamt.u32 %r9, %r1;", r1=a) == (32 - a.bit_length() if a else 0xFFFFFFFF)  # fmt: skip
+    assert execute("bfind.shiftamt.u32 %r9, %r1;", r1=a) == (
+        32 - a.bit_length() if a else 0xFFFFFFFF
+    )
 
 
 def test_bfloat16_rounds_to_even():
-    pairs = {0x3F800000: 0x3F80, 0x3F808000: 0x3F80, 0x3F818000: 0x3F82, 0x3F808001: 0x3F81, 0x7F7FFFFF: 0x7F80, 0xFF800000: 0xFF80, 0x7FC12345: 0x7FFF, 0xFFC00000: 0x7FFF}  # fmt: skip
+    pairs = {
+        0x3F800000: 0x3F80,
+        0x3F808000: 0x3F80,
+        0x3F818000: 0x3F82,
+        0x3F808001: 0x3F81,
+        0x7F7FFFFF: 0x7F80,
+        0xFF800000: 0xFF80,
+        0x7FC12345: 0x7FFF,
+        0xFFC00000: 0x7FFF,
+    }
     for high, rounded in pairs.items():
         for low, other in pairs.items():
             got = execute("cvt.rn.bf16x2.f32 %r9, %r1, %r2;", r1=high, r2=low)
@@ -108,7 +135,13 @@ def test_a_kernel():
     assert "-766435501" in made and "-766435501" not in ptx.rewrite(KERNEL, mistake=True)
 
 
-@pytest.mark.parametrize("line, reason", [("@%p2 redux.sync.max.u32 %r4, %r4, %r3;", "predicated"), ("@%p1 bra $L1;", "the predicate %p1 of a shuffle is read")])  # fmt: skip
+@pytest.mark.parametrize(
+    "line, reason",
+    [
+        ("@%p2 redux.sync.max.u32 %r4, %r4, %r3;", "predicated"),
+        ("@%p1 bra $L1;", "the predicate %p1 of a shuffle is read"),
+    ],
+)
 def test_what_cannot_be_rewritten_is_an_error(line, reason):
     with pytest.raises(ValueError, match=reason):
         ptx.rewrite(KERNEL.replace("\tret;", f"\t{line}\n\tret;"))
@@ -117,24 +150,39 @@ def test_what_cannot_be_rewritten_is_an_error(line, reason):
 
 
 def test_what_is_missing_is_said_in_one_line(tmp_path):
-    done = subprocess.run(["make", "simulate", f"PY={run.sys.executable}", "SIM="], cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        ["make", "simulate", f"PY={run.sys.executable}", "SIM="],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode != 0
     said = [line for line in done.stderr.splitlines() if not line.startswith("make")]
-    assert len(said) == 1 and "make simulate needs SIM=FOLDER" in said[0] and "docs/cuda-tests.md" in said[0]  # fmt: skip
+    assert (
+        len(said) == 1
+        and "make simulate needs SIM=FOLDER" in said[0]
+        and "docs/cuda-tests.md" in said[0]
+    )
     assert "has no libcuda/gpgpu_context.h" in run.missing(str(tmp_path))
     for name in run.NEEDED:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
-    assert run.missing(str(tmp_path)) in (None, "make simulate: nvcc, which makes the PTX, is not on PATH")  # fmt: skip
+    assert run.missing(str(tmp_path)) in (
+        None,
+        "make simulate: nvcc, which makes the PTX, is not on PATH",
+    )
 
 
 def test_results_are_read():
-    text = "noise\nFAILED adamw: parameter\n232 passed, 17 failed\n21 of 1804 cases\nmore\n110 launches, 26400000 instructions\n"
+    text = (
+        "noise\nFAILED adamw: parameter\n232 passed, 17 failed\n21 of 1804 cases\nmore\n"
+        "110 launches, 26400000 instructions\n"
+    )
     result = run.Result("shapes", text, 1, 56.0)
     assert result.finished and not result.passed and result.failures == ["FAILED adamw: parameter"]
-    assert (
-        str(result)
-        == "shapes: 21 of 1804 cases, 232 passed, 17 failed; 110 launches, 26.4 million instructions of threads, 56 s"
+    assert str(result) == (
+        "shapes: 21 of 1804 cases, 232 passed, 17 failed; 110 launches, 26.4 million "
+        "instructions of threads, 56 s"
     )
     good = run.Result("once", "61 passed, 0 failed\n40 launches, 5 instructions\n", 0, 1.0)
     assert good.passed

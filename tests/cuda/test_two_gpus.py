@@ -1,6 +1,8 @@
-"""What lies on another GPU than the parameters is refused by its device, before anything is launched: a kernel would read memory that is not there.
+"""What lies on another GPU than the parameters is refused by its device, before anything is
+launched: a kernel would read memory that is not there.
 
-Needs no GPU: the tensors only say that they are on one (tests/support/gpu_stand_in.py). Steps on a second GPU are in tests/cuda/test_cuda.py."""
+Needs no GPU: the tensors only say that they are on one (tests/support/gpu_stand_in.py). Steps on a
+second GPU are in tests/cuda/test_cuda.py."""
 
 import pytest
 import torch
@@ -45,31 +47,44 @@ class Call:
         rule = next(r for r in ops.catalog()["rules"] if r["name"] == self.rule)
         hyper = [0.5] * len(rule["hyper"])
         torch.ops.lowbit.step(
-            ops.rule(self.rule)["index"], *(lists[k] for k in ("params", "grads", "state", "steps", "workspace")), self.plan, hyper, **numbers
-        )  # fmt: skip
+            ops.rule(self.rule)["index"],
+            *(lists[k] for k in ("params", "grads", "state", "steps", "workspace")),
+            self.plan,
+            hyper,
+            **numbers,
+        )
 
 
 @pytest.mark.parametrize("what", ["lr", "grad_scale", "found_inf"])
 def test_numbers_of_another_gpu(what):
-    with pytest.raises(RuntimeError, match=rf"{what} is on cuda:1 and the parameters are on cuda:0"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError, match=rf"{what} is on cuda:1 and the parameters are on cuda:0"
+    ):
         Call().step(what)
 
 
 def test_the_step_of_another_gpu():
-    with pytest.raises(RuntimeError, match="the step of parameter 0 is on cuda:1 and the parameter is on cuda:0"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError, match="the step of parameter 0 is on cuda:1 and the parameter is on cuda:0"
+    ):
         Call().step("steps")
 
 
 @pytest.mark.parametrize("what, index", [("grads", 0), ("state", 0), ("state", 3)])
 def test_tensors_of_another_gpu(what, index):
-    with pytest.raises(RuntimeError, match=r"on another device than the parameter \(cuda:1 and cuda:0\)"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError, match=r"on another device than the parameter \(cuda:1 and cuda:0\)"
+    ):
         Call().step(what, index)
 
 
 def test_workspace_of_another_gpu():
     call = Call("adafactor", ())
     assert len(call.lists["workspace"]) == 7
-    with pytest.raises(RuntimeError, match="workspace tensor 'floats' is on cuda:1 and the parameters are on cuda:0"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError,
+        match="workspace tensor 'floats' is on cuda:1 and the parameters are on cuda:0",
+    ):
         call.step("workspace", 6)
 
 
@@ -78,7 +93,10 @@ def test_workspace_of_the_cpu_is_refused_too():
     workspace = [on_gpu(t, 0) for t in call.lists["workspace"]]
     lists = [call.lists[k] for k in ("params", "grads", "state", "steps")]
     rule = next(r for r in ops.catalog()["rules"] if r["name"] == call.rule)
-    with pytest.raises(RuntimeError, match="workspace tensor 'totals' is on cuda:0 and the parameters are on the CPU"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError,
+        match="workspace tensor 'totals' is on cuda:0 and the parameters are on the CPU",
+    ):
         torch.ops.lowbit.step(
             rule["index"], *lists, workspace, call.plan, [0.5] * len(rule["hyper"])
         )
@@ -113,7 +131,9 @@ def test_codes_and_scales():
 
 
 def test_a_learning_rate_goes_to_every_gpu_of_a_model(monkeypatch):
-    """One tensor of a schedule, parameters on two GPUs: each batch is given it where its parameters are."""
+    """One tensor of a schedule, parameters on two GPUs: each batch is given it where its parameters
+    are.
+    """
     moved = []
 
     def to(t, device):

@@ -1,4 +1,6 @@
-"""What says whether the host waited for the GPU (tests/support/waiting.py), against a GPU that is only a clock: it must be able to fail."""
+"""What says whether the host waited for the GPU (tests/support/waiting.py), against a GPU that is
+only a clock: it must be able to fail.
+"""
 
 import time
 
@@ -21,8 +23,12 @@ class Gpu:
                 return time.perf_counter() >= self.at
 
         for name, fake in {
-            "_sleep": self.sleep, "synchronize": self.synchronize, "Event": Event, "get_sync_debug_mode": lambda: self.mode, "set_sync_debug_mode": self.set_mode,
-        }.items():  # fmt: skip
+            "_sleep": self.sleep,
+            "synchronize": self.synchronize,
+            "Event": Event,
+            "get_sync_debug_mode": lambda: self.mode,
+            "set_sync_debug_mode": self.set_mode,
+        }.items():
             monkeypatch.setattr(torch.cuda, name, fake)
 
     def sleep(self, cycles):

@@ -1,4 +1,6 @@
-"""Folders that DeepSpeed itself writes, ZeRO's three stages and Universal ones, in lowbit-ckpt: the numbers that the package reads from them."""
+"""Folders that DeepSpeed itself writes, ZeRO's three stages and Universal ones, in lowbit-ckpt: the
+numbers that the package reads from them.
+"""
 
 import argparse
 import importlib.util
@@ -23,19 +25,31 @@ QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "
 
 
 def launch(out, what, ranks, cases=CASES):
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), str(WORKER)]  # fmt: skip
+    command = [
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        str(ranks),
+        str(WORKER),
+    ]
     found = out / f"{what}.json"
     done = subprocess.run(
         [sys.executable, *command, str(found), str(out), what, *cases],
-        capture_output=True, text=True, env={**os.environ, **QUIET}, timeout=600,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env={**os.environ, **QUIET},
+        timeout=600,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(found.read_text())
 
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """Every case, saved on 3 ranks, and as Universal Checkpoints, of the package and of the tool."""
+    """Every case, saved on 3 ranks, and as Universal Checkpoints,
+    of the package and of the tool.
+    """
     present = importlib.util.find_spec("deepspeed") is not None
     need("frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md")
     out = tmp_path_factory.mktemp("deepspeed")
@@ -60,10 +74,17 @@ def make_universal(step, target):
     os.environ.update(QUIET)
     from deepspeed.checkpoint.ds_to_universal import main
 
-    main(argparse.Namespace(
-        input_folder=str(step), output_folder=str(target), num_extract_workers=1, num_merge_workers=1,
-        keep_temp_folder=False, strict=True, inject_missing_state=False,
-    ))  # fmt: skip
+    main(
+        argparse.Namespace(
+            input_folder=str(step),
+            output_folder=str(target),
+            num_extract_workers=1,
+            num_merge_workers=1,
+            keep_temp_folder=False,
+            strict=True,
+            inject_missing_state=False,
+        )
+    )
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -95,7 +116,10 @@ def test_the_numbers_are_those_of_the_package(saved, case):
             assert state[key].shape == weights[name].shape
         assert state["step"] == 3
     groups = made["optim"]["param_groups"]
-    assert [set(group["params"]) for group in groups] == [{"a.weight", "b.weight"}, {"a.bias", "scale"}]  # fmt: skip
+    assert [set(group["params"]) for group in groups] == [
+        {"a.weight", "b.weight"},
+        {"a.bias", "scale"},
+    ]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -120,7 +144,9 @@ def test_a_client_optimizer_of_lowbit_takes_its_state_from_the_folders(saved):
 
 
 def test_a_client_optimizer_in_8_bits_goes_on_as_one_process_does(saved):
-    """From a folder of 3 ranks, on 2: the two moments of the weight are quantized, the bias is too small."""
+    """From a folder of 3 ranks, on 2: the two moments of the weight are quantized,
+    the bias is too small.
+    """
     torch.manual_seed(3)
     of = Run([{"weight": torch.randn(256, 64)}, {"bias": torch.randn(256)}])
     for stage in (1, 3):
@@ -130,7 +156,9 @@ def test_a_client_optimizer_in_8_bits_goes_on_as_one_process_does(saved):
 
 
 def test_parameters_that_were_dealt_out_anew_keep_their_numbers(tmp_path):
-    """Under round_robin_gradients the package's param_slice_mappings, and the Universal Checkpoint that it makes of them, are of another order."""
+    """Under round_robin_gradients the package's param_slice_mappings, and the Universal Checkpoint
+    that it makes of them, are of another order.
+    """
     need(
         "frameworks",
         importlib.util.find_spec("deepspeed") is not None,
@@ -143,9 +171,20 @@ def test_parameters_that_were_dealt_out_anew_keep_their_numbers(tmp_path):
         made[case] = torch.load(tmp_path / case / "made.pt", weights_only=True)
     for key in ("exp_avg", "exp_avg_sq", "weight"):
         for name, state in made["2 one group"]["optim"]["state"].items():
-            pair = [made[case]["model"][name] if key == "weight" else made[case]["optim"]["state"][name][key] for case in made]  # fmt: skip
+            pair = [
+                made[case]["model"][name]
+                if key == "weight"
+                else made[case]["optim"]["state"][name][key]
+                for case in made
+            ]
             assert torch.equal(*pair) and state["step"] == 3, (name, key)
-    run("convert", tmp_path / "2 dealt out" / "step", tmp_path / "2 dealt out" / "by_the_tool", "--container", "universal")  # fmt: skip
+    run(
+        "convert",
+        tmp_path / "2 dealt out" / "step",
+        tmp_path / "2 dealt out" / "by_the_tool",
+        "--container",
+        "universal",
+    )
     (found,) = check(launch(tmp_path, "goes_on", 2, ["2 dealt out"])).values()
     assert found == pytest.approx(losses["2 one group"], rel=1e-6)
 
@@ -183,20 +222,31 @@ def test_deepspeed_goes_on_with_a_run_of_lowbit_in_8_bits(tmp_path):
     )
     torch.manual_seed(4)
     net = torch.nn.Linear(64, 256)
-    opt = lowbit.AdamW([
-        {"params": [("weight", net.weight)], "weight_decay": 0.1},
-        {"params": [("bias", net.bias)], "weight_decay": 0.1},
-    ], lr=1e-2)  # fmt: skip
+    opt = lowbit.AdamW(
+        [
+            {"params": [("weight", net.weight)], "weight_decay": 0.1},
+            {"params": [("bias", net.bias)], "weight_decay": 0.1},
+        ],
+        lr=1e-2,
+    )
     for _ in range(5):
         net(torch.randn(8, 64)).square().mean().backward()
         opt.step()
         opt.zero_grad()
-    dcp.save({"model": net.state_dict(), "optim": opt.state_dict()}, checkpoint_id=tmp_path / "run", no_dist=True)  # fmt: skip
-    shown = run("convert", tmp_path / "run", tmp_path / "of lowbit", "--container", "universal").stdout  # fmt: skip
+    dcp.save(
+        {"model": net.state_dict(), "optim": opt.state_dict()},
+        checkpoint_id=tmp_path / "run",
+        no_dist=True,
+    )
+    shown = run(
+        "convert", tmp_path / "run", tmp_path / "of lowbit", "--container", "universal"
+    ).stdout
     assert "1 x exp_avg " in shown and "dynamic8" in shown
     cases = ["1", "1 bf16", "2", "3", "3 bf16"]
     for case, steps in check(launch(tmp_path, "from_lowbit", 3, cases)).items():
         assert steps == [5, 5], case
         for source in ("of lowbit", "run"):
-            said = run("diff", tmp_path / source, tmp_path / f"again {case}", "--exclude", "deepspeed.*").stdout  # fmt: skip
+            said = run(
+                "diff", tmp_path / source, tmp_path / f"again {case}", "--exclude", "deepspeed.*"
+            ).stdout
             assert "the same, by meaning" in said, case

@@ -1,5 +1,6 @@
-"""DeepSpeed's ZeRO beside one process where ranks and micro-batches have different data: offload, clipping, overflows, other rules and formats, other layouts of a
-checkpoint, pipelines, and the bytes of state. The processes stay, so that DeepSpeed is imported once by each."""
+"""DeepSpeed's ZeRO beside one process where ranks and micro-batches have different data: offload,
+clipping, overflows, other rules and formats, other layouts of a checkpoint, pipelines, and the
+bytes of state. The processes stay, so that DeepSpeed is imported once by each."""
 
 import importlib.util
 
@@ -8,29 +9,66 @@ from pool import Pool
 from require import need
 
 present = importlib.util.find_spec("deepspeed") is not None
-need("frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md", module=True)
+need(
+    "frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md", module=True
+)
 
 READERS = {"1": "_of_stages_1_and_2", "2": "_of_stages_1_and_2", "3": "_of_stage_3"}
 # By number of ranks.
 CASES = {
     2: [
-        "1", "2", "3", "1 offload", "2 offload", "3 offload", "1 float32 sums", "1 float16", "2 float16", "3 float16",
-        "2 float16 offload", "1 Adafactor", "3 Adafactor", "2 Lion", "1 LAMB", "3 LAMB", "2 CAME", "1 lpmm4", "3 factored8",
+        "1",
+        "2",
+        "3",
+        "1 offload",
+        "2 offload",
+        "3 offload",
+        "1 float32 sums",
+        "1 float16",
+        "2 float16",
+        "3 float16",
+        "2 float16 offload",
+        "1 Adafactor",
+        "3 Adafactor",
+        "2 Lion",
+        "1 LAMB",
+        "3 LAMB",
+        "2 CAME",
+        "1 lpmm4",
+        "3 factored8",
     ],
     3: ["2 offload", "3 LAMB", "1 Adafactor"],
     4: ["1 float32 sums", "3 float16", "2 CAME"],
-}  # fmt: skip
+}
 # What saved 5 steps on 2 ranks, and what goes on with it, by number of ranks.
 LOADS = {
     1: [("1", "2"), ("2", "3"), ("3", "1"), ("1", "alone"), ("2", "alone"), ("3", "alone")],
-    2: [("1", "FSDP2"), ("2", "FSDP2"), ("3", "FSDP2"), ("FSDP2", "1"), ("FSDP2", "2"), ("FSDP2", "3")],
-    3: [("1", "1"), ("1", "3"), ("2", "2"), ("2", "1"), ("3", "3"), ("3", "2"), ("FSDP2", "1"), ("FSDP2", "3")],
+    2: [
+        ("1", "FSDP2"),
+        ("2", "FSDP2"),
+        ("3", "FSDP2"),
+        ("FSDP2", "1"),
+        ("FSDP2", "2"),
+        ("FSDP2", "3"),
+    ],
+    3: [
+        ("1", "1"),
+        ("1", "3"),
+        ("2", "2"),
+        ("2", "1"),
+        ("3", "3"),
+        ("3", "2"),
+        ("FSDP2", "1"),
+        ("FSDP2", "3"),
+    ],
     4: [("1", "3"), ("2", "2"), ("3", "1")],
-}  # fmt: skip
+}
 
 
 class Pools:
-    """Processes of their own for each number of ranks: stage 3 compares numbers that count all that a process has done."""
+    """Processes of their own for each number of ranks: stage 3 compares numbers that count all that
+    a process has done.
+    """
 
     def __init__(self, folder):
         self.folder, self.pools = folder, {}
@@ -57,7 +95,11 @@ def trained(pool):
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_ten_steps_have_the_bits_of_one_process(pool, trained, ranks):
-    several = trained if ranks == 2 else pool.run(ranks, "deepspeed_exact", "train", CASES[ranks], pool.folder)  # fmt: skip
+    several = (
+        trained
+        if ranks == 2
+        else pool.run(ranks, "deepspeed_exact", "train", CASES[ranks], pool.folder)
+    )
     for found in several:
         assert list(found) == CASES[ranks]
         assert not [case for case, each in found.items() if each["same"] != [True, True]]

@@ -1,4 +1,6 @@
-"""DeepSpeed's ZeRO with lowbit as the client optimizer, by the real package: the bits of one process, trained, stopped and resumed on 2 ranks."""
+"""DeepSpeed's ZeRO with lowbit as the client optimizer, by the real package: the bits of one
+process, trained, stopped and resumed on 2 ranks.
+"""
 
 import importlib.util
 import json
@@ -30,8 +32,11 @@ def launch(out, what):
     found = out / f"{what}.json"
     done = subprocess.run(
         [sys.executable, *command, str(found), str(out), what, *CASES],
-        capture_output=True, text=True, env=environment, timeout=1800,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=1800,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads(found.read_text())
 
@@ -78,7 +83,7 @@ def test_without_partitions_there_is_nothing_to_do():
         ({"elastic_checkpoint": True}, "elastic checkpoints.*lowbit.flat.get_state_dict"),
         ({"has_moe_layers": True}, "mixture-of-experts.*FSDP2"),
     ],
-)  # fmt: skip
+)
 def test_what_cannot_be_served_is_refused_when_it_is_bound(what, message, monkeypatch):
     opt = lowbit.AdamW([torch.zeros(64, 64, requires_grad=True)])
     zero = SimpleNamespace(optimizer=opt, **what)

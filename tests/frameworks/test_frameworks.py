@@ -1,5 +1,5 @@
-"""Training through the frameworks that people use, with the real packages: a resumed run is the run that was not interrupted, bit for bit, and the
-checkpoint of 2 ranks loads on 1."""
+"""Training through the frameworks that people use, with the real packages: a resumed run is the run
+that was not interrupted, bit for bit, and the checkpoint of 2 ranks loads on 1."""
 
 import importlib.util
 import json
@@ -38,10 +38,14 @@ CASES = [
     ("torchtitan", "eager"),
     ("torchtitan", "late"),
 ]
-# What Accelerate makes of its FSDP on a CPU when it is left alone, and of an optimizer that nobody could bind.
+# What Accelerate makes of its FSDP on a CPU when it is left alone,
+# and of an optimizer that nobody could bind.
 ASIDE = [
-    ("accelerate_on_a_cpu", "fsdp1"), ("accelerate_on_a_cpu", "fsdp2"), ("accelerate_at_once", "fsdp1_orig"), ("accelerate_at_once", "fsdp1_flat")
-]  # fmt: skip
+    ("accelerate_on_a_cpu", "fsdp1"),
+    ("accelerate_on_a_cpu", "fsdp2"),
+    ("accelerate_at_once", "fsdp1_orig"),
+    ("accelerate_at_once", "fsdp1_flat"),
+]
 
 
 def need_package(name):
@@ -51,23 +55,40 @@ def need_package(name):
 
 def launch(out, ranks, what, cases):
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "HF_HUB_OFFLINE": "1",
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "HF_HUB_OFFLINE": "1",
         "CUDA_VISIBLE_DEVICES": "",
-    }  # fmt: skip
+    }
     done = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-            str(WORKER), str(out / f"{ranks}.json"), str(out), what, *(":".join(case) for case in cases),
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            str(WORKER),
+            str(out / f"{ranks}.json"),
+            str(out),
+            what,
+            *(":".join(case) for case in cases),
         ],
-        capture_output=True, text=True, env=environment, timeout=1800,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=1800,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     return json.loads((out / f"{ranks}.json").read_text())
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What 2 ranks found, training and resuming, and then 1 rank: all cases in the same processes, since importing the packages is what takes time."""
+    """What 2 ranks found, training and resuming, and then 1 rank: all cases in the same processes,
+    since importing the packages is what takes time.
+    """
     cases = [case for case in CASES if importlib.util.find_spec(case[0])]
     aside = ASIDE if importlib.util.find_spec("accelerate") else []
     out = tmp_path_factory.mktemp("frameworks")
@@ -108,11 +129,19 @@ def test_what_a_framework_wraps_does_not_matter(framework, kind, request):
 @pytest.mark.parametrize(
     "kind, message",
     [
-        ("fsdp1_orig", "lowbit.fsdp1.bind(model, opt) before the first step (with Accelerate, between prepare(model) and prepare(opt))"),
+        (
+            "fsdp1_orig",
+            (
+                "lowbit.fsdp1.bind(model, opt) before the first step (with Accelerate, between "
+                "prepare(model) and prepare(opt))"
+            ),
+        ),
         ("fsdp1_flat", "none of the optimizer's 7 parameters is in this model"),
     ],
-)  # fmt: skip
-def test_accelerate_is_refused_with_what_to_call_where_it_takes_both_at_once(kind, message, request):  # fmt: skip
+)
+def test_accelerate_is_refused_with_what_to_call_where_it_takes_both_at_once(
+    kind, message, request
+):
     need_package("accelerate")
     two, _ = request.getfixturevalue("runs")
     assert message in two[f"accelerate_at_once:{kind}"]["trained"]["said"]
@@ -165,7 +194,13 @@ def test_schedule_free_takes_no_schedule_that_decays(monkeypatch):
     spec.loader.exec_module(integration)
 
     def chosen(name, schedule):
-        numbers = {"learning_rate": 1e-2, "weight_decay": 0.1, "adam_beta1": 0.9, "adam_beta2": 0.99, "adam_epsilon": 1e-8}  # fmt: skip
+        numbers = {
+            "learning_rate": 1e-2,
+            "weight_decay": 0.1,
+            "adam_beta1": 0.9,
+            "adam_beta2": 0.99,
+            "adam_epsilon": 1e-8,
+        }
         return integration.optimizer(SimpleNamespace(lr_scheduler_type=schedule, **numbers), name)
 
     decaying = SimpleNamespace(value="linear")  # as the package's enumeration has it
@@ -188,7 +223,9 @@ def test_the_optimizer_of_a_trainer_of_torch_loads(tmp_path):
     model = nn.Sequential(
         nn.Embedding(96, 64), nn.Linear(64, 64), nn.LayerNorm(64), nn.Linear(64, 96)
     )
-    args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[], optim="adamw_torch")  # fmt: skip
+    args = TrainingArguments(
+        output_dir=str(tmp_path), use_cpu=True, report_to=[], optim="adamw_torch"
+    )
     old = Trainer(model=model, args=args).create_optimizer()
     for p in model.parameters():
         p.grad = torch.randn_like(p)
@@ -239,5 +276,7 @@ def test_parameters_replaced_after_a_step_are_refused():
         p.grad = torch.ones_like(p)
     opt.step()
     replaced(model, opt)
-    with pytest.raises(RuntimeError, match="was replaced in the optimizer's groups after it had been stepped"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError, match="was replaced in the optimizer's groups after it had been stepped"
+    ):
         opt.state_dict()

@@ -1,4 +1,6 @@
-"""lowbit's optimizers by the configuration of launchers, with the real packages: each reaches the weights of Hugging Face's Trainer, bit for bit."""
+"""lowbit's optimizers by the configuration of launchers, with the real packages: each reaches the
+weights of Hugging Face's Trainer, bit for bit.
+"""
 
 import importlib.util
 import json
@@ -111,13 +113,21 @@ def test_trl_trains_stops_and_resumes(tmp_path):
     data = Dataset.from_list([{"input_ids": each["input_ids"]} for each in launchers.examples()])
 
     def made(steps, seed=0):
-        options = {**launchers.ARGUMENTS, "max_steps": steps, "save_strategy": "steps", "save_steps": 2}  # fmt: skip
+        options = {
+            **launchers.ARGUMENTS,
+            "max_steps": steps,
+            "save_strategy": "steps",
+            "save_steps": 2,
+        }
         args = SFTConfig(output_dir=str(tmp_path), gradient_checkpointing=False, **options)
         choice = optimizer(args, "AdamW", state_format="4bit")
         return SFTTrainer(
-            launchers.language_model(seed), args, train_dataset=data, processing_class=launchers.tokenizer(),
+            launchers.language_model(seed),
+            args,
+            train_dataset=data,
+            processing_class=launchers.tokenizer(),
             optimizer_cls_and_kwargs=choice,
-        )  # fmt: skip
+        )
 
     whole = made(4)
     whole.train()
@@ -137,9 +147,12 @@ def test_trls_trainers_without_the_argument_take_the_attribute(tmp_path):
     rows = [{"prompt": f"w{i} w5", "chosen": f"w{i} w7", "rejected": f"w8 w{i}"} for i in range(8)]
     args = DPOConfig(output_dir=str(tmp_path), **{**launchers.ARGUMENTS, "max_steps": 2})
     made = DPOTrainer(
-        launchers.language_model(), launchers.language_model(), args, train_dataset=Dataset.from_list(rows),
+        launchers.language_model(),
+        launchers.language_model(),
+        args,
+        train_dataset=Dataset.from_list(rows),
         processing_class=launchers.tokenizer(),
-    )  # fmt: skip
+    )
     made.optimizer_cls_and_kwargs = optimizer(args, "Lion", state_format="4bit")
     made.train()
     assert isinstance(made.optimizer.optimizer, lowbit.Lion)
@@ -150,7 +163,9 @@ def test_trls_trainers_without_the_argument_take_the_attribute(tmp_path):
 
 @pytest.fixture
 def axolotl():
-    """axolotl's plugins and the part of its trainer that makes optimizers; the rest of it imports numba, triton and more."""
+    """axolotl's plugins and the part of its trainer that makes optimizers;
+    the rest of it imports numba, triton and more.
+    """
     for package in ("axolotl", "peft", "addict"):
         need_package(package)
     with launchers.Forgotten("axolotl"):
@@ -261,7 +276,11 @@ def test_automodel_builds_from_its_file(automodel, tmp_path):
     split = []
     for group in groups:
         for mult in (False, True):
-            chosen = [(n, p) for n, p in zip(group["param_names"], group["params"], strict=True) if inside(n) == mult]  # fmt: skip
+            chosen = [
+                (n, p)
+                for n, p in zip(group["param_names"], group["params"], strict=True)
+                if inside(n) == mult
+            ]
             if chosen:
                 names, params = zip(*chosen, strict=True)
                 split.append({**group, "params": list(params), "param_names": list(names)})
@@ -287,7 +306,8 @@ def test_automodel_warns_of_patterns_that_match_nothing(automodel, tmp_path):
     text = """
         optimizer:
           _target_: lowbit.integrations.nemo_automodel.LowbitConfig
-          param_group_overrides: [{pattern: "a"}, {pattern: "routr"}, {pattern: "b"}, {pattern: "exprt"}]
+          param_group_overrides:
+            [{pattern: "a"}, {pattern: "routr"}, {pattern: "b"}, {pattern: "exprt"}]
         """
     with pytest.warns(UserWarning, match="param_group_overrides") as found:
         opts = automodel(tmp_path, text, parts)
@@ -303,15 +323,21 @@ def test_automodel_takes_the_class_itself_but_names_it_does_not_give(automodel, 
     assert isinstance(opt, lowbit.AdamW) and "param_names" not in opt.param_groups[0]
     assert "exp_avg_dynamic4" in opt.state[model.weight]
     with pytest.raises(ValueError, match="lowbit has no optimizer 'AdamX'"):
-        automodel(tmp_path, "optimizer: {_target_: lowbit.integrations.nemo_automodel.LowbitConfig, optimizer: AdamX}", model)  # fmt: skip
+        automodel(
+            tmp_path,
+            "optimizer: {_target_: lowbit.integrations.nemo_automodel.LowbitConfig, "
+            "optimizer: AdamX}",
+            model,
+        )
 
 
 # Launchers that need a patch
 
 
 def patched(package, name, folder):
-    """A copy of a package with a patch, in which all but the patched files are links; and the files of tests that the patch adds. What it changes in files
-    that the installed package has not, such as pages, stays out."""
+    """A copy of a package with a patch, in which all but the patched files are links; and the files
+    of tests that the patch adds. What it changes in files that the installed package has not, such
+    as pages, stays out."""
     need("frameworks", shutil.which("patch") is not None, "the program patch is not installed")
     (found,) = importlib.util.find_spec(package).submodule_search_locations
     copy = folder / "src" / package
@@ -335,8 +361,12 @@ def patched(package, name, folder):
 
     linked(pathlib.Path(found), copy, package)
     done = subprocess.run(
-        ["patch", "--strip=1", "--fuzz=0"], input="".join(files.values()), cwd=folder, capture_output=True, text=True
-    )  # fmt: skip
+        ["patch", "--strip=1", "--fuzz=0"],
+        input="".join(files.values()),
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     assert changed and "offset" not in done.stdout, done.stdout
     return copy
@@ -346,12 +376,23 @@ def in_a_copy(folder, *command, **more):
     """What a program says that imports patched packages."""
     paths = [str(folder / "src"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
     environment = {
-        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": "ignore",
-        "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "CUDA_VISIBLE_DEVICES": "", **more,
-    }  # fmt: skip
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "PYTHONWARNINGS": "ignore",
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        "CUDA_VISIBLE_DEVICES": "",
+        **more,
+    }
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, env=environment, cwd=folder, timeout=900
-    )  # fmt: skip
+        [sys.executable, *command],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=folder,
+        timeout=900,
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
     return done.stdout
 
@@ -372,15 +413,30 @@ def transformers_patched(tmp_path_factory):
 
 def test_the_patch_of_transformers_passes_its_own_tests(transformers_patched):
     said = in_a_copy(
-        transformers_patched, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-c", os.devnull, "--rootdir", ".",
+        transformers_patched,
+        "-m",
+        "pytest",
+        "-q",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ".",
         "tests/trainer/test_trainer_lowbit.py",
-    )  # fmt: skip
+    )
     assert passed(said) == 4
 
 
 def test_trainer_resumes_by_its_file(transformers_patched, reference, tmp_path):
     """Through transformers' own parser of YAML."""
-    options = {**launchers.ARGUMENTS, **entries("optim: lowbit"), "save_strategy": "steps", "save_steps": 2}  # fmt: skip
+    options = {
+        **launchers.ARGUMENTS,
+        **entries("optim: lowbit"),
+        "save_strategy": "steps",
+        "save_steps": 2,
+    }
     written = {**options, "output_dir": str(tmp_path / "run")}
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(written))
     again = {**written, "resume_from_checkpoint": str(tmp_path / "run" / "checkpoint-2")}
@@ -411,15 +467,30 @@ def test_trls_script_resumes_by_its_file(transformers_patched, tmp_path):
     (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = {k: v for k, v in launchers.ARGUMENTS.items() if k != "save_strategy"}
     written = {
-        **options, **entries("optim: lowbit"), "model_name_or_path": str(tmp_path / "model"), "dtype": "bfloat16",
-        "dataset_name": str(tmp_path / "data"), "gradient_checkpointing": False, "save_steps": 2,
-    }  # fmt: skip
+        **options,
+        **entries("optim: lowbit"),
+        "model_name_or_path": str(tmp_path / "model"),
+        "dtype": "bfloat16",
+        "dataset_name": str(tmp_path / "data"),
+        "gradient_checkpointing": False,
+        "save_steps": 2,
+    }
     found = []
-    for name, more in (("whole", {}), ("resumed", {"resume_from_checkpoint": str(tmp_path / "whole" / "checkpoint-2")})):  # fmt: skip
+    for name, more in (
+        ("whole", {}),
+        ("resumed", {"resume_from_checkpoint": str(tmp_path / "whole" / "checkpoint-2")}),
+    ):
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump({**written, **more, "output_dir": str(tmp_path / name)}))
         cache = str(tmp_path / "cache")
-        in_a_copy(transformers_patched, "-m", "trl.scripts.sft", "--config", str(file), HF_DATASETS_CACHE=cache)  # fmt: skip
+        in_a_copy(
+            transformers_patched,
+            "-m",
+            "trl.scripts.sft",
+            "--config",
+            str(file),
+            HF_DATASETS_CACHE=cache,
+        )
         found.append(load_file(tmp_path / name / "model.safetensors"))
     whole, resumed = found
     begin = load_file(tmp_path / "model" / "model.safetensors")
@@ -442,9 +513,21 @@ def llamafactory_patched(tmp_path_factory):
 def test_the_patch_of_llamafactory_passes_its_own_tests(llamafactory_patched):
     """But without its model module, which needs a TRL of before 2026."""
     said = in_a_copy(
-        llamafactory_patched, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "-p", "llamafactory_parts", "-c", os.devnull,
-        "--rootdir", ".", "tests/train/test_lowbit_optimizer.py",
-    )  # fmt: skip
+        llamafactory_patched,
+        "-m",
+        "pytest",
+        "-q",
+        "-rs",
+        "-p",
+        "no:cacheprovider",
+        "-p",
+        "llamafactory_parts",
+        "-c",
+        os.devnull,
+        "--rootdir",
+        ".",
+        "tests/train/test_lowbit_optimizer.py",
+    )
     assert passed(said) == 5
 
 
@@ -457,7 +540,8 @@ def test_llamafactory_resumes_by_its_file(llamafactory_patched, reference, tmp_p
         from llamafactory.train.trainer_utils import create_custom_optimizer
         assert finetuning_args.__file__.startswith({str(llamafactory_patched)!r})
         folder, written = pathlib.Path({str(tmp_path)!r}), {entries("use_lowbit")!r}
-        use = finetuning_args.FinetuningArguments(use_lowbit=written.pop("use_lowbit"), finetuning_type="full")
+        options = dict(use_lowbit=written.pop("use_lowbit"), finetuning_type="full")
+        use = finetuning_args.FinetuningArguments(**options)
         for seed, checkpoint in enumerate((None, str(folder / "checkpoint-2"))):
             args = launchers.arguments(folder, **written, save_strategy="steps", save_steps=2)
             net = launchers.language_model(seed)

@@ -1,4 +1,6 @@
-"""torchft by the real package: replicas that are killed and healed, LocalSGD and DiLoCo; the bits of one process that takes the mean of their gradients."""
+"""torchft by the real package: replicas that are killed and healed, LocalSGD and DiLoCo; the bits
+of one process that takes the mean of their gradients.
+"""
 
 import importlib.util
 import json
@@ -18,7 +20,15 @@ from require import need
 import lowbit
 
 WORKER = SUPPORT / "torchft_worker.py"
-CASES = ("together", "alone", "localsgd", "localsgd-resumed", "diloco", "diloco-resumed", "diloco-killed")  # fmt: skip
+CASES = (
+    "together",
+    "alone",
+    "localsgd",
+    "localsgd-resumed",
+    "diloco",
+    "diloco-resumed",
+    "diloco-killed",
+)
 LIMIT = 600  # seconds: against a replica that waits for ever
 
 
@@ -28,7 +38,9 @@ def need_torchft():
 
 
 class Replicas:
-    """Two processes and the lighthouses of their cases. One that was killed is started again at the case that killed it."""
+    """Two processes and the lighthouses of their cases.
+    One that was killed is started again at the case that killed it.
+    """
 
     def __init__(self, folder: pathlib.Path) -> None:
         from torchft.coordination import LighthouseServer
@@ -51,9 +63,10 @@ class Replicas:
         command = [sys.executable, str(WORKER), str(self.folder), str(replica), str(case)]
         return subprocess.Popen(
             [*command, *addresses],
-            stdout=subprocess.DEVNULL, stderr=(self.folder / f"{replica}.log").open("a"),
+            stdout=subprocess.DEVNULL,
+            stderr=(self.folder / f"{replica}.log").open("a"),
             env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
-        )  # fmt: skip
+        )
 
     def run(self) -> int:
         """Waits until both end; returns how often one was killed."""
@@ -62,7 +75,9 @@ class Replicas:
             assert time.monotonic() < end, "replicas wait for each other"
             if self.processes[1].poll() == -signal.SIGKILL:
                 killed += 1
-                at = max(i for i, case in enumerate(CASES) if (self.folder / f"{case}.killed").exists())  # fmt: skip
+                at = max(
+                    i for i, case in enumerate(CASES) if (self.folder / f"{case}.killed").exists()
+                )
                 self.processes[1] = self.start(1, at)
             time.sleep(0.05)
         return killed

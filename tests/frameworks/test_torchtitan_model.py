@@ -1,5 +1,6 @@
-"""torchtitan's own Trainer with its own mixture of experts and its own `parallelize` function, on 4 ranks of gloo: expert parallelism beside FSDP2,
-tensor parallelism inside experts beside FSDP2, and both kinds at once."""
+"""torchtitan's own Trainer with its own mixture of experts and its own `parallelize` function, on 4
+ranks of gloo: expert parallelism beside FSDP2, tensor parallelism inside experts beside FSDP2, and
+both kinds at once."""
 
 import importlib.util
 import json
@@ -17,7 +18,8 @@ EXPERTS = ("w1_EFD", "w2_EDF", "w3_EFD")
 STRIDED = dict.fromkeys(EXPERTS, "(_StridedShard(dim=0, sf=2), Shard(dim=0))")
 ROWS, COLUMNS = "(Shard(dim=0), Shard(dim=1))", "(Shard(dim=0), Shard(dim=2))"
 HOME = "(Shard(dim=0), Shard(dim=0))"
-# What 4 ranks must have: where expert weights lie, where their codes lie, and the meshes of all parameters.
+# What 4 ranks must have: where expert weights lie, where their codes lie,
+# and the meshes of all parameters.
 LAYOUTS = {
     "ep": {"placements": STRIDED, "state": STRIDED, "meshes": [["efsdp", "ep"], ["fsdp"]]},
     "tp": {
@@ -36,16 +38,31 @@ RUNS = {
 
 def launch(out, ranks):
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1", "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
-    }  # fmt: skip
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "CUDA_VISIBLE_DEVICES": "",
+        "HF_HUB_OFFLINE": "1",
+        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
+    }
     done = subprocess.run(
         [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-            str(WORKER), str(out / f"{ranks}.json"), str(out), *RUNS[ranks],
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--standalone",
+            "--nproc-per-node",
+            str(ranks),
+            str(WORKER),
+            str(out / f"{ranks}.json"),
+            str(out),
+            *RUNS[ranks],
         ],
-        capture_output=True, text=True, env=environment, timeout=1800,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+        timeout=1800,
+    )
     assert done.returncode == 0, done.stderr[-4000:]
     found = json.loads((out / f"{ranks}.json").read_text())
     for name, run in found.items():
@@ -65,7 +82,9 @@ def runs(tmp_path_factory):
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_bits_are_those_of_one_process(runs, layout):
-    """With the gradients of the ranks, since sums of the model itself depend on who adds them up."""
+    """With the gradients of the ranks,
+    since sums of the model itself depend on who adds them up.
+    """
     run = runs[4, f"train:{layout}:{layout}"]
     for what, expected in LAYOUTS[layout].items():
         assert run[what] == expected, what
@@ -80,9 +99,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(runs):
     assert resumed["losses"] == whole["losses"][5:]
 
 
-@pytest.mark.parametrize("ranks, layout, now", [(2, "ep", "ep"), (2, "tp", "fsdp"), (2, "both", "fsdp"), (1, "ep", "fsdp")])  # fmt: skip
+@pytest.mark.parametrize(
+    "ranks, layout, now",
+    [(2, "ep", "ep"), (2, "tp", "fsdp"), (2, "both", "fsdp"), (1, "ep", "fsdp")],
+)
 def test_other_layouts_go_on_with_the_same_bits(runs, ranks, layout, now):
-    """From torchtitan's checkpoint of 4 ranks, which has state under flat names, with the gradients of those ranks."""
+    """From torchtitan's checkpoint of 4 ranks, which has state under flat names,
+    with the gradients of those ranks.
+    """
     run, whole = runs[ranks, f"replay:{layout}:{now}"], runs[4, f"train:{layout}:{layout}"]
     assert run["half"] == whole["half"] and run["end"] == whole["end"]
     # 4 ranks had 4 batches; the pairs of tensor parallelism had 2, as 2 ranks do.

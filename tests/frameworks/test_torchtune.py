@@ -1,4 +1,6 @@
-"""torchtune's optimizers in the backward pass: one for each parameter, in a dict that its own hooks step and its own wrapper saves and loads."""
+"""torchtune's optimizers in the backward pass: one for each parameter, in a dict that its own hooks
+step and its own wrapper saves and loads.
+"""
 
 import importlib
 import importlib.util
@@ -23,7 +25,9 @@ OPTIMIZERS = {
 
 @pytest.fixture(scope="module")
 def memory():
-    """torchtune.training.memory alone: torchtune 0.6.1 as a whole imports what torchao has moved since."""
+    """torchtune.training.memory alone: torchtune 0.6.1 as a whole imports what torchao has moved
+    since.
+    """
     spec = importlib.util.find_spec("torchtune")
     hint = "torchtune is not installed: pip install --no-deps torchtune==0.6.1"
     need("frameworks", spec is not None, hint)
@@ -114,7 +118,9 @@ def test_resumes_exactly(memory, tmp_path, name):
     resumed.wrapper.load_state_dict(saved["opt"])
     assert_same(resumed.bits(), half)
     resumed.schedule(last_epoch=2)  # recipes step the scheduler once more here
-    assert resumed.wrapper.get_optim_key("lr") == pytest.approx(make([torch.nn.Parameter(torch.ones(1))]).defaults["lr"] * 0.8**3)  # fmt: skip
+    assert resumed.wrapper.get_optim_key("lr") == pytest.approx(
+        make([torch.nn.Parameter(torch.ones(1))]).defaults["lr"] * 0.8**3
+    )
     for opt in resumed.optimizers.values():
         opt.param_groups[0]["lr"] = resumed.wrapper.get_last_lr()
     resumed.train(range(3, 6))

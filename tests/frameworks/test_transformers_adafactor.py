@@ -1,5 +1,5 @@
-"""The Adafactor of transformers, as a Trainer's `optim="adafactor"` trains with it, goes on in lowbit.Adafactor: the numbers of its state exactly,
-and the next steps to rounding."""
+"""The Adafactor of transformers, as a Trainer's `optim="adafactor"` trains with it, goes on in
+lowbit.Adafactor: the numbers of its state exactly, and the next steps to rounding."""
 
 import importlib.util
 
@@ -15,13 +15,22 @@ CASES = {
     "a schedule's steps": {"lr": 3e-3, "relative_step": False, "scale_parameter": False},
     "scaled": {"lr": 3e-3, "relative_step": False, "scale_parameter": True, "weight_decay": 0.1},
     "relative": {"relative_step": True, "scale_parameter": True, "weight_decay": 0.1},
-    "others": {"lr": 3e-3, "relative_step": False, "scale_parameter": False, "decay_rate": -0.7, "clip_threshold": 1.5, "eps": (1e-12, 1e-2)},
-}  # fmt: skip
+    "others": {
+        "lr": 3e-3,
+        "relative_step": False,
+        "scale_parameter": False,
+        "decay_rate": -0.7,
+        "clip_threshold": 1.5,
+        "eps": (1e-12, 1e-2),
+    },
+}
 
 
 def model(seed=0):
     torch.manual_seed(seed)
-    net = nn.Sequential(nn.Conv1d(3, 8, 3), nn.Flatten(), nn.Linear(48, 24), nn.Tanh(), nn.Linear(24, 5))  # fmt: skip
+    net = nn.Sequential(
+        nn.Conv1d(3, 8, 3), nn.Flatten(), nn.Linear(48, 24), nn.Tanh(), nn.Linear(24, 5)
+    )
     net.register_parameter("gain", nn.Parameter(torch.tensor(1.5)))
     return net
 
@@ -66,14 +75,20 @@ def test_it_goes_on(case, way, tmp_path):
     low = lowbit.Adafactor(mine.parameters(), lr=0.5)
     if way == "converted":
         done = run("convert", tmp_path / "optimizer.pt", tmp_path / "low.pt", "--to", "lowbit")
-        assert "transformers to lowbit" in done.stdout and "left out" not in done.stdout + done.stderr  # fmt: skip
+        assert (
+            "transformers to lowbit" in done.stdout and "left out" not in done.stdout + done.stderr
+        )
         low.load_state_dict(torch.load(tmp_path / "low.pt", weights_only=True))
     else:
         lowbit.load_optimizer(low, tmp_path / "optimizer.pt")
     for p, q in zip(net.parameters(), mine.parameters(), strict=True):
         theirs, ours = opt.state[p], low.state[q]
         assert float(ours["step"]) == theirs["step"] == 5
-        pairs = [("variance", "exp_avg_sq")] if p.ndim < 2 else [("variance_row", "exp_avg_sq_row"), ("variance_col", "exp_avg_sq_col")]  # fmt: skip
+        pairs = (
+            [("variance", "exp_avg_sq")]
+            if p.ndim < 2
+            else [("variance_row", "exp_avg_sq_row"), ("variance_col", "exp_avg_sq_col")]
+        )
         for name, key in pairs:
             assert torch.equal(ours[name], theirs[key]) and theirs[key].any()
     for steps in (range(5, 6), range(6, 12)):
@@ -94,7 +109,9 @@ def test_options_without_an_equal_are_refused_by_name(options, text, tmp_path):
     net, opt = trained(**options)
     torch.save(opt.state_dict(), tmp_path / "a.pt")
     for more in ((), ("--lossy",)):
-        said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", *more, code=3).stderr  # fmt: skip
+        said = run(
+            "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", *more, code=3
+        ).stderr
         assert "a.pt: its Adafactor of transformers cannot go on in lowbit: " + text in said
     with pytest.raises(ValueError, match=text):
         lowbit.load_optimizer(lowbit.Adafactor(net.parameters()), tmp_path / "a.pt")

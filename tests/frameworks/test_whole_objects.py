@@ -1,4 +1,6 @@
-"""Files that people have: objects of real packages beside an optimizer. They are named and never built, and the optimizer is taken."""
+"""Files that people have: objects of real packages beside an optimizer. They are named and never
+built, and the optimizer is taken.
+"""
 
 import importlib.util
 import json
@@ -12,7 +14,11 @@ need_tool()
 
 
 def need_package(name):
-    need("frameworks", importlib.util.find_spec(name) is not None, f"{name} is not installed: make frameworks")  # fmt: skip
+    need(
+        "frameworks",
+        importlib.util.find_spec(name) is not None,
+        f"{name} is not installed: make frameworks",
+    )
 
 
 def small_gpt2():
@@ -109,9 +115,13 @@ def test_a_checkpoint_of_lightning(tmp_path):
             return torch.optim.Adam(self.parameters())
 
     trainer = lightning.Trainer(
-        max_steps=2, accelerator="cpu", logger=False, enable_progress_bar=False, default_root_dir=tmp_path,
+        max_steps=2,
+        accelerator="cpu",
+        logger=False,
+        enable_progress_bar=False,
+        default_root_dir=tmp_path,
         enable_model_summary=False,
-    )  # fmt: skip
+    )
     trainer.fit(
         Module(OmegaConf.create({"lr": 0.1})), torch.utils.data.DataLoader(torch.ones(8, 4))
     )

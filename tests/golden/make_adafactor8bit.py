@@ -1,9 +1,12 @@
-"""Writes adafactor8bit.npz: what adafactor-8bit leaves on a CPU in two of its paths, the low-rank one of 0.1.9 and CAME of 0.4.6.
+"""Writes adafactor8bit.npz: what adafactor-8bit leaves on a CPU in two of its paths, the low-rank
+one of 0.1.9 and CAME of 0.4.6.
 
-The two versions exclude each other, so one run for each, the second of which adds to the first one's arrays:
+The two versions exclude each other, so one run for each,
+the second of which adds to the first one's arrays:
 
-    pip install --no-deps --target 019 adafactor8bit==0.1.9; PYTHONPATH=019 python tests/golden/make_adafactor8bit.py
-    pip install --no-deps --target 046 adafactor8bit==0.4.6; PYTHONPATH=046 python tests/golden/make_adafactor8bit.py
+    pip install --no-deps --target 019 adafactor8bit==0.1.9; PYTHONPATH=019 python
+    tests/golden/make_adafactor8bit.py pip install --no-deps --target 046 adafactor8bit==0.4.6;
+    PYTHONPATH=046 python tests/golden/make_adafactor8bit.py
 """
 
 import importlib.metadata
@@ -18,22 +21,45 @@ FILE = HERE / "adafactor8bit.npz"
 SHAPES = ((16, 256), (96, 64), (40,))  # the seeds of the matrices are 0 and 1
 STEPS = 5
 RANK, GAP = 8, 2
-LOW_RANK = {  # 0.1.9, in float32: its quantized states lose what they hold (test_golden_adafactor.py)
+# 0.1.9, in float32: its quantized states lose what they hold (test_golden_adafactor.py)
+LOW_RANK = {
     "default": {"weight_decay": 0.1},
     "tensor": {
-        "apollo_scale_type": "tensor", "relative_step": False, "scale_parameter": False, "beta2": 0.9,
-        "scale_weight_decay": False, "weight_decay": 0.1, "d": 1.5, "apollo_eps": 1e-4, "fira_margin": 0.05,
+        "apollo_scale_type": "tensor",
+        "relative_step": False,
+        "scale_parameter": False,
+        "beta2": 0.9,
+        "scale_weight_decay": False,
+        "weight_decay": 0.1,
+        "d": 1.5,
+        "apollo_eps": 1e-4,
+        "fira_margin": 0.05,
     },
-    "maximize": {"maximize": True, "d": 1.0, "eps": (None, 0.5), "relative_step": False, "apollo_update_proj_gap": 3},
-}  # fmt: skip
+    "maximize": {
+        "maximize": True,
+        "d": 1.0,
+        "eps": (None, 0.5),
+        "relative_step": False,
+        "apollo_update_proj_gap": 3,
+    },
+}
 CAME = {  # 0.4.6, by its preset of that name; uf8 is its default
     "uf8": {"v_quant_type": "fp32"},
     "uf8_al8": {"v_quant_type": "al8", "weight_decay": 0.1},
 }
 PRESET = {
-    "lr": 1e-3, "beta1": 0.9, "beta2": 0.999, "beta2_decay": None, "beta3": 0.9999, "factored": True,
-    "relative_step": False, "scale_parameter": False, "scale_weight_decay": False, "d": 1.0, "eps_came": 1e-16,
-}  # fmt: skip
+    "lr": 1e-3,
+    "beta1": 0.9,
+    "beta2": 0.999,
+    "beta2_decay": None,
+    "beta3": 0.9999,
+    "factored": True,
+    "relative_step": False,
+    "scale_parameter": False,
+    "scale_weight_decay": False,
+    "d": 1.0,
+    "eps_came": 1e-16,
+}
 LOW_RANK_STATE = ("v_low", "scaled_grad_norm_prev", "current_proj_seed", "apollo_seed", "variance")
 MEANS = ("row_var", "col_var", "conf_row", "conf_col")
 PARTS = ("", "_q", "_scale", "_min_log")
@@ -73,7 +99,14 @@ def main() -> None:
         for name, options in LOW_RANK.items():
             params = [torch.nn.Parameter(p.clone()) for p in values]
             given = {"lr": 1e-2, "apollo_rank": RANK, "apollo_update_proj_gap": GAP, **options}
-            run(f"lowrank_{name}", params, gradients, {**given, "quantize": False}, LOW_RANK_STATE, arrays)  # fmt: skip
+            run(
+                f"lowrank_{name}",
+                params,
+                gradients,
+                {**given, "quantize": False},
+                LOW_RANK_STATE,
+                arrays,
+            )
     else:
         assert version == "0.4.6"
         for name, options in CAME.items():  # of the first alone: 4096 elements, rows of one block

@@ -1,4 +1,5 @@
-"""Writes schedule_free.npz: what AdamWScheduleFree of the package schedulefree leaves after twelve steps, in every option.
+"""Writes schedule_free.npz: what AdamWScheduleFree of the package schedulefree leaves after twelve
+steps, in every option.
 
 pip install schedulefree==1.4.1, then python tests/golden/make_schedule_free.py
 """

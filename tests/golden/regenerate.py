@@ -1,5 +1,5 @@
-"""Writes tests/golden/code_digests.json anew. A changed digest of an existing format means that files on disk changed their meaning: give the format
-a new name instead."""
+"""Writes tests/golden/code_digests.json anew. A changed digest of an existing format means that
+files on disk changed their meaning: give the format a new name instead."""
 
 import json
 import pathlib

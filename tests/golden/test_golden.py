@@ -1,11 +1,15 @@
 """Trajectories that torchao and bitsandbytes left (tests/golden), held against ours.
 
-Each peer is first re-derived here in numpy, step by step, and must meet its own golden bits: so what we call the peer's rule is the peer's
-rule. Then lowbit runs from the same inputs. Codes may differ only where the test can name the reason, and it prints those places:
+Each peer is first re-derived here in numpy, step by step, and must meet its own golden bits: so
+what we call the peer's rule is the peer's rule. Then lowbit runs from the same inputs. Codes may
+differ only where the test can name the reason, and it prints those places:
 
-* zero rule: the peer stores a small positive second moment as zero, lowbit as the smallest step (docs/formats.md#dynamic8);
-* midpoint: the value lies within 2 units in the last place of the middle between two codes, and the peer's arithmetic rounds differently;
-* lut: bitsandbytes' CPU code rounds the value to one of 65,536 points before it looks for the nearest code.
+* zero rule: the peer stores a small positive second moment as zero, lowbit as the smallest step
+  (docs/formats.md#dynamic8);
+* midpoint: the value lies within 2 units in the last place of the middle between two codes, and the
+  peer's arithmetic rounds differently;
+* lut: bitsandbytes' CPU code rounds the value to one of 65,536 points before it looks for the
+  nearest code.
 """
 
 import json
@@ -38,13 +42,17 @@ def maps():
 
 
 def nearest(z, table):
-    """The index of the entry nearest to z, the higher one on a tie: torchao's rule. z [...], float32."""
+    """The index of the entry nearest to z, the higher one on a tie: torchao's rule. z [...],
+    float32.
+    """
     low = np.clip(np.searchsorted(table, z, side="right") - 1, 0, 254)
     return np.where(z - table[low] >= F(0.5) * (table[low + 1] - table[low]), low + 1, low)
 
 
 def nearest_lut(z, table):
-    """bitsandbytes' CPU rule: the nearest of 65,536 even points of [-1, 1] first, then the nearest code to it."""
+    """bitsandbytes' CPU rule: the nearest of 65,536 even points of [-1, 1] first,
+    then the nearest code to it.
+    """
     j = np.floor((np.clip(z, -1, 1) + F(1)) / F(2) * F(65535) + F(0.5))
     point = (-1.0 + 2.0 * j.astype(np.float64) / 65535.0).astype(F)
     middles = (table[1:].astype(np.float64) + table[:-1]) / 2
@@ -147,7 +155,8 @@ def test_bitsandbytes_8bit(arrays, maps):
         explain(f"{name} (re-derived)", differ, {"lut edge": near_lut_edge(peer.z[k])})
     np.testing.assert_allclose(peer.p, arrays[prefix + "/p3"], rtol=2e-6, atol=5e-7)
 
-    # From bitsandbytes' own state after two steps: the same update, then the nearest code instead of the LUT's.
+    # From bitsandbytes' own state after two steps: the same update,
+    # then the nearest code instead of the LUT's.
     p, codes, scales = before
     state = [torch.tensor(x) for k in (0, 1) for x in (codes[k].astype(np.uint8), scales[k])]
     p, state = ours("adamw", p, peer.g[2:], state, first=3)

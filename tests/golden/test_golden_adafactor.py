@@ -1,17 +1,22 @@
-"""adafactor-8bit's factored and elementwise second moments (tests/golden/README.md): version 0.1.9 in float32 and quantised, 0.4.6 in its three formats.
+"""adafactor-8bit's factored and elementwise second moments (tests/golden/README.md): version 0.1.9
+in float32 and quantised, 0.4.6 in its three formats.
 
 The settings of the golden runs, found by matching them (what is not named is the peer's default):
 
-    af019_fp32             lr 1e-2, weight_decay 0.1 (times alpha), Fira's limiter with margin 0.01; 4 steps
+    af019_fp32             lr 1e-2, weight_decay 0.1 (times alpha), Fira's limiter with margin 0.01;
+                           4 steps
     af019_quant, af046_al8 lr 1e-2, no decay, no limiter; 3 steps
-    af046_adamw_uf8_al8    AdamW: lr 1e-3, betas 0.9 and 0.999, eps 1e-8 (beside the root), weight_decay 1e-2 (times lr); 3 steps
+    af046_adamw_uf8_al8    AdamW: lr 1e-3, betas 0.9 and 0.999, eps 1e-8 (beside the root),
+                           weight_decay 1e-2 (times lr); 3 steps
     af046_adamw_uf4_al16, af046_adamw_d8_al16   the same without decay
 
 so the runs named adamw are lowbit.AdamW, not lowbit.Adafactor: nothing clips, and eps is no floor.
 
-The parameter is 96x64 and the peer's blocks (2048, 256) go over the flattened tensor, so elementwise state is one row of 6144 here. The peer stores row and
-column means in 8 bits too, which lowbit keeps in float32: the test stores them after each step. Of its uniform formats of the first moment, whose
-largest positive value shrinks whenever it is stored, lowbit has that of 8 bits (`test_golden_adafactor_paths.py`) and not that of 4.
+The parameter is 96x64 and the peer's blocks (2048, 256) go over the flattened tensor, so
+elementwise state is one row of 6144 here. The peer stores row and column means in 8 bits too, which
+lowbit keeps in float32: the test stores them after each step. Of its uniform formats of the first
+moment, whose largest positive value shrinks whenever it is stored, lowbit has that of 8 bits
+(`test_golden_adafactor_paths.py`) and not that of 4.
 """
 
 import numpy as np
@@ -65,8 +70,9 @@ def test_adafactor_float32():
 
 
 def fixed_log_divided_twice(v):
-    """0.1.9's storage (0.1.3 to 0.2.0) without CUDA: the scale is already divided by 255 when values are divided by it, and again by 255 when codes
-    are read. Every code is 255, and every value 2^(L / 255 - 126) or so."""
+    """0.1.9's storage (0.1.3 to 0.2.0) without CUDA: the scale is already divided by 255 when
+    values are divided by it, and again by 255 when codes are read. Every code is 255, and every
+    value 2^(L / 255 - 126) or so."""
     log = np.full(BLOCK, F(-126))  # the filler is 2^-126
     log[: v.size] = log2(v).reshape(-1)
     scale = (log.max() + F(126)) / F(255)
@@ -96,7 +102,9 @@ def test_adafactor_019_quantised():
 
 
 def test_defect_1_a_second_moment_divided_twice_by_255_is_lost():
-    """0.1.9 reads back some 1e-38 of any second moment; lowbit's format of that design gives it back within half of a code."""
+    """0.1.9 reads back some 1e-38 of any second moment; lowbit's format of that design gives it
+    back within half of a code.
+    """
     v = arrays()["af019_fp32/row_var"].reshape(1, -1)
     assert (fixed_log_divided_twice(v).value < 1e-37).all()
     octaves = float(log2(v).max()) + 126  # the codes' range
@@ -118,7 +126,9 @@ def test_defect_1_a_second_moment_divided_twice_by_255_is_lost():
 
 
 def adaptive_log(steps):
-    """0.4.6: evenly spaced in log2 from the block's smallest positive value (code 1) to its largest; code 0 is zero."""
+    """0.4.6: evenly spaced in log2 from the block's smallest positive value (code 1) to its
+    largest; code 0 is zero.
+    """
 
     def store(v):
         padded = np.zeros(-(-v.size // BLOCK) * BLOCK, F)
@@ -135,14 +145,19 @@ def adaptive_log(steps):
         size = v.size
         scales = np.concatenate([scale, least], axis=1).reshape(-1)
         return Stored(
-            codes.reshape(-1)[:size].astype(int), scales, z.reshape(-1)[:size], value.reshape(v.shape)
-        )  # fmt: skip
+            codes.reshape(-1)[:size].astype(int),
+            scales,
+            z.reshape(-1)[:size],
+            value.reshape(v.shape),
+        )
 
     return store
 
 
 def middle_of_logs(steps, ulps=2):
-    """Where a value lies between two codes to what float32 holds of its logarithm: around -50 that is 4e-6, and a step of 16 bits is 5e-4."""
+    """Where a value lies between two codes to what float32 holds of its logarithm: around -50 that
+    is 4e-6, and a step of 16 bits is 5e-4.
+    """
 
     def near(stored):
         scale, least = (
@@ -155,7 +170,9 @@ def middle_of_logs(steps, ulps=2):
 
 
 def test_adafactor_046_8bit_factors():
-    """The peer stores the means of rows and columns in its adaptive 8-bit logarithms, which are lowbit's format log8."""
+    """The peer stores the means of rows and columns in its adaptive 8-bit logarithms,
+    which are lowbit's format log8.
+    """
     left, ours = stored_factors("af046_al8", encoded("log8", BLOCK))
     for name in ("row", "col"):
         theirs = left[f"{name}_var_q"][0]
@@ -183,7 +200,9 @@ def uniform(bits):
 
 
 def towards_the_sign(z, table, tie_up):
-    """d8: the nearest entry, and then the next one towards the value's sign where the entry has another: no value but zero becomes zero."""
+    """d8: the nearest entry, and then the next one towards the value's sign where the entry has
+    another: no value but zero becomes zero.
+    """
     codes = nearest(z, table)
     other = (z != 0) & (np.sign(z) != np.sign(table[codes]))
     return np.clip(codes + np.where(other, np.sign(z), 0).astype(int), 0, 255)
@@ -194,9 +213,13 @@ CASES = {
     "uf8_al8": (uniform(8), 8, "log8", 254, 1e-2),
     "uf4_al16": (uniform(4), 4, "log16", 65534, 0.0),
     "d8_al16": (
-        blockwise(DYNAMIC8, 256, floor=1e-12, pick=towards_the_sign), 8, "log16", 65534, 0.0
+        blockwise(DYNAMIC8, 256, floor=1e-12, pick=towards_the_sign),
+        8,
+        "log16",
+        65534,
+        0.0,
     ),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -209,9 +232,14 @@ def test_adamw_046(case):
     if case.startswith("d8"):  # lowbit's own, in blocks of 256
         formats["exp_avg"], outside = lowbit.scaled("dynamic8", block=256), {}
     ours = Ours(
-        lowbit.AdamW, left["p0"], shape=(1, numel), outside=outside, lr=1e-3, weight_decay=decay,
+        lowbit.AdamW,
+        left["p0"],
+        shape=(1, numel),
+        outside=outside,
+        lr=1e-3,
+        weight_decay=decay,
         state_format=formats,
-    )  # fmt: skip
+    )
     twin = AdamTwin(left["p0"], [first, adaptive_log(steps)], lr=1e-3, decay=decay)
 
     def reasons(k, codes, theirs):
@@ -235,7 +263,8 @@ def test_adamw_046(case):
         codes = ours.codes(name, format)
         why = reasons(k, codes, twin.stored[k]) | why | {"carried": undecided | carried}
         explain(f"{case} {name}", codes != theirs, why)
-        # Blocks reach further down in the first step than in the third, so a code of then is more than one of now.
+        # Blocks reach further down in the first step than in the third,
+        # so a code of then is more than one of now.
         assert np.abs(codes - theirs).max() <= (3 if steps > 254 else 1)
     np.testing.assert_allclose(ours.scale("exp_avg", "dynamic8"), left["m_scale"], rtol=3e-7)
     scale = np.stack([left["variance_scale"], left["variance_min_log"]], axis=1).reshape(-1)

@@ -1,8 +1,10 @@
-"""Two paths of adafactor-8bit (tests/golden/README.md): Adafactor in a subspace of 0.1.9, and CAME of 0.4.6 with its uniform 8-bit momentum.
+"""Two paths of adafactor-8bit (tests/golden/README.md): Adafactor in a subspace of 0.1.9, and CAME
+of 0.4.6 with its uniform 8-bit momentum.
 
 tests/golden/make_adafactor8bit.py has the settings of the runs. What lowbit calls otherwise:
 
-    apollo_eps                  the square of eps1, for matrices that a subspace steps; 1e-8 both by default
+    apollo_eps                  the square of eps1, for matrices that a subspace steps;
+                                1e-8 both by default
     scale_weight_decay          decay_by="alpha" (True) or "rho"
     its limiter in a subspace   fira_margin=0.01, which it has there always and elsewhere on demand
 """
@@ -11,7 +13,7 @@ import lowrank_reference as reference
 import numpy as np
 import pytest
 import torch
-from peer_golden import (  # fmt: skip
+from peer_golden import (
     F,
     Ours,
     arrays,
@@ -41,11 +43,19 @@ RANK = 8
 CASES = {
     "default": {"gap": 2, "weight_decay": 0.1, "decay_by": "alpha"},
     "tensor": {
-        "gap": 2, "weight_decay": 0.1, "decay_by": "rho", "tensor": True, "relative_step": False, "scale_parameter": False,
-        "beta2": 0.9, "d": 1.5, "eps": 1e-4, "margin": 0.05,
+        "gap": 2,
+        "weight_decay": 0.1,
+        "decay_by": "rho",
+        "tensor": True,
+        "relative_step": False,
+        "scale_parameter": False,
+        "beta2": 0.9,
+        "d": 1.5,
+        "eps": 1e-4,
+        "margin": 0.05,
     },
     "maximize": {"gap": 3, "eps2": 0.5, "relative_step": False},
-}  # fmt: skip
+}
 
 
 def seed_of(number, refresh):
@@ -72,11 +82,14 @@ def test_the_twin_meets_the_peer(case, i, dtype):
     p, sign = golden[f"p{i}"], -1 if case == "maximize" else 1
     for g in gradients(i):
         p = rule.step(p, sign * g)
-    assert (
-        np.abs(p - golden[f"lowrank_{case}_p{i}"]).max() <= 1e-6
-    )  # five roundings of values up to 4
-    np.testing.assert_allclose(rule.v.reshape(-1), golden[f"lowrank_{case}_v_low{i}"], rtol=2e-5, atol=1e-9)  # fmt: skip
-    np.testing.assert_allclose(rule.limiter.previous, golden[f"lowrank_{case}_scaled_grad_norm_prev{i}"], rtol=2e-6)  # fmt: skip
+    # five roundings of values up to 4
+    assert np.abs(p - golden[f"lowrank_{case}_p{i}"]).max() <= 1e-6
+    np.testing.assert_allclose(
+        rule.v.reshape(-1), golden[f"lowrank_{case}_v_low{i}"], rtol=2e-5, atol=1e-9
+    )
+    np.testing.assert_allclose(
+        rule.limiter.previous, golden[f"lowrank_{case}_scaled_grad_norm_prev{i}"], rtol=2e-6
+    )
 
 
 def test_seeds_count_from_0():
@@ -87,20 +100,35 @@ def test_seeds_count_from_0():
 
 
 def build(case):
-    """The three parameters as the peer has them: its limiter and its apollo_eps are of matrices only."""
+    """The three parameters as the peer has them: its limiter and its apollo_eps are of matrices
+    only.
+    """
     golden = arrays(FILE)
     params = [torch.nn.Parameter(torch.tensor(golden[f"p{i}"])) for i in range(3)]
     names = {"gap": "update_proj_gap", "margin": "fira_margin"}
-    options = {names.get(k, k): v for k, v in CASES[case].items() if k not in ("eps", "eps2", "tensor")}  # fmt: skip
+    options = {
+        names.get(k, k): v for k, v in CASES[case].items() if k not in ("eps", "eps2", "tensor")
+    }
     kind = "tensor" if CASES[case].get("tensor") else "channel"
     eps2, inside = CASES[case].get("eps2", 1e-3), CASES[case].get("eps")
     eps1 = None if inside is None else inside**0.5
-    matrices = {"fira_margin": 0.01, **options, "params": params[:2], "eps": (eps1, eps2), "rank": RANK}  # fmt: skip
+    matrices = {
+        "fira_margin": 0.01,
+        **options,
+        "params": params[:2],
+        "eps": (eps1, eps2),
+        "rank": RANK,
+    }
     options = {k: v for k, v in options.items() if k != "fira_margin"}
     vector = {"params": params[2:], "eps": (None, eps2)}
     opt = lowbit.Adafactor(
-        [matrices, vector], projection="torch", scale_type=kind, state_format="float32", maximize=case == "maximize", **options
-    )  # fmt: skip
+        [matrices, vector],
+        projection="torch",
+        scale_type=kind,
+        state_format="float32",
+        maximize=case == "maximize",
+        **options,
+    )
     return params, opt
 
 
@@ -117,10 +145,16 @@ def test_low_rank_adafactor_of_019(case):
         assert off <= 2e-6, (i, off)  # two roundings a step of values up to 4
     for i in (0, 1):
         state = opt.state[params[i]]
-        np.testing.assert_allclose(state["variance"].reshape(-1), golden[f"lowrank_{case}_v_low{i}"], rtol=2e-5, atol=1e-9)  # fmt: skip
-        np.testing.assert_allclose(state["update_norm"], golden[f"lowrank_{case}_scaled_grad_norm_prev{i}"], rtol=2e-6)  # fmt: skip
+        np.testing.assert_allclose(
+            state["variance"].reshape(-1), golden[f"lowrank_{case}_v_low{i}"], rtol=2e-5, atol=1e-9
+        )
+        np.testing.assert_allclose(
+            state["update_norm"], golden[f"lowrank_{case}_scaled_grad_norm_prev{i}"], rtol=2e-6
+        )
         assert "exp_avg" not in state
-    np.testing.assert_allclose(opt.state[params[2]]["variance"], golden[f"lowrank_{case}_variance2"], rtol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(
+        opt.state[params[2]]["variance"], golden[f"lowrank_{case}_variance2"], rtol=1e-6
+    )
 
 
 # CAME of 0.4.6
@@ -129,7 +163,9 @@ UNIFORM = entries("uniform8")
 
 
 def unclear(stored):
-    """Where a code is undecided: the update that is averaged is divided by means, whose float32 sums have other orders."""
+    """Where a code is undecided: the update that is averaged is divided by means,
+    whose float32 sums have other orders.
+    """
     return near_midpoint(stored.z, UNIFORM, ulps=16)
 
 
@@ -143,15 +179,27 @@ def test_what_the_codes_mean():
 class CameTwin:
     """CAME in float32 numpy: the update takes the momentum and the means before they are stored."""
 
-    def __init__(self, p0, stores, *, lr=1e-3, decay=0.0, betas=(0.9, 0.999, 0.9999), eps=(1e-30, 1e-16)):  # fmt: skip
-        self.p, self.stores, self.lr, self.decay, self.betas, self.eps = p0.copy(), stores, lr, decay, betas, eps  # fmt: skip
+    def __init__(
+        self, p0, stores, *, lr=1e-3, decay=0.0, betas=(0.9, 0.999, 0.9999), eps=(1e-30, 1e-16)
+    ):
+        self.p, self.stores, self.lr, self.decay, self.betas, self.eps = (
+            p0.copy(),
+            stores,
+            lr,
+            decay,
+            betas,
+            eps,
+        )
         rows, cols = p0.shape
         self.kept = [np.zeros((rows, 1), F), np.zeros((1, cols), F)] * 2
         self.stored = [None]
         self.m = np.zeros_like(p0)
 
     def mean(self, k, x, weight):
-        row, col = (a + F(weight) * (x.mean(axis, keepdims=True) - a) for a, axis in zip(self.kept[k : k + 2], (1, 0), strict=True))  # fmt: skip
+        row, col = (
+            a + F(weight) * (x.mean(axis, keepdims=True) - a)
+            for a, axis in zip(self.kept[k : k + 2], (1, 0), strict=True)
+        )
         self.kept[k : k + 2] = [row, col]
         return row / row.mean() * col
 
@@ -182,9 +230,13 @@ def test_came_of_046(case, kind, decay):
     golden = arrays(FILE)
     outside = dict.fromkeys(MEANS, encoded("log8", 2048)) if kind is Adaptive else {}
     ours = Ours(
-        lowbit.CAME, golden["p0"], outside=outside, lr=1e-3, weight_decay=decay,
+        lowbit.CAME,
+        golden["p0"],
+        outside=outside,
+        lr=1e-3,
+        weight_decay=decay,
         state_format={"exp_avg": SCALED},
-    )  # fmt: skip
+    )
     peer = kind(golden["p0"], uniform(8), decay=decay)
     slots = [("exp_avg", "uniform8", unclear)]
     carried, undecided = follow(case, ours, peer, gradients(0), slots)
@@ -193,9 +245,13 @@ def test_came_of_046(case, kind, decay):
     same_values(case, ours.values, left, undecided | carried)
     theirs = golden[f"came_{case}_m_q0"].astype(int)
     codes = ours.codes("exp_avg", "uniform8")
-    explain(case, codes != theirs, {"midpoint": unclear(peer.stored[0]), "carried": undecided | carried})  # fmt: skip
+    explain(
+        case, codes != theirs, {"midpoint": unclear(peer.stored[0]), "carried": undecided | carried}
+    )
     assert np.abs(codes - theirs).max() <= 1
-    np.testing.assert_allclose(ours.scale("exp_avg", "uniform8"), golden[f"came_{case}_m_scale0"], rtol=1e-6)  # fmt: skip
+    np.testing.assert_allclose(
+        ours.scale("exp_avg", "uniform8"), golden[f"came_{case}_m_scale0"], rtol=1e-6
+    )
     keys = {"exp_avg_sq": "var", "exp_avg_res": "conf"}
     for name in MEANS:
         x, side = name.rsplit("_", 1)
@@ -204,9 +260,10 @@ def test_came_of_046(case, kind, decay):
             here = ours.codes(name)
             assert (here != golden[f"{theirs}_q0"][0][: here.size]).sum() <= 1
         else:
+            # one code of a column of 16
             np.testing.assert_allclose(
                 ours.state[name], golden[f"{theirs}0"].reshape(-1), rtol=1e-4
-            )  # one code of a column of 16
+            )
 
 
 def test_a_positive_extreme_shrinks():

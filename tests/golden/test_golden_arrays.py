@@ -37,10 +37,16 @@ FORMATS = {  # pattern of names in formats_golden.npz: the test
 }
 ADAFACTOR = {  # of adafactor8bit.npz
     "[pg][012]": "test_low_rank_adafactor_of_019",
-    **{f"lowrank_*_{x}": "test_low_rank_adafactor_of_019" for x in ("p[012]", "v_low[01]", "scaled_grad_norm_prev[01]", "variance2")},
-    **{f"lowrank_*_{x}": "test_seeds_count_from_0" for x in ("current_proj_seed[01]", "apollo_seed[01]")},
+    **{
+        f"lowrank_*_{x}": "test_low_rank_adafactor_of_019"
+        for x in ("p[012]", "v_low[01]", "scaled_grad_norm_prev[01]", "variance2")
+    },
+    **{
+        f"lowrank_*_{x}": "test_seeds_count_from_0"
+        for x in ("current_proj_seed[01]", "apollo_seed[01]")
+    },
     "came_*": "test_came_of_046",
-}  # fmt: skip
+}
 FLASHOPTIM = {
     "q_m_*": "test_codes_of_first_moments",
     "q_v_*": "test_codes_of_second_moments",

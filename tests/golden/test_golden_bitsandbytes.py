@@ -1,8 +1,9 @@
 """bitsandbytes' 8-bit optimizers on the CPU (tests/golden/README.md). AdamW8bit: test_golden.py.
 
-Its codes are those of the nearest of 65,536 points and not of the value, so that a hundred elements go another way with each step. lowbit starts from
-bitsandbytes' own state after two steps. Its signed map for every first state is `scaled("dynamic8")`, for Adagrad's sum too, where lowbit would take an
-unsigned one. The settings of the golden runs, found by matching them, stand in ONE_STATE.
+Its codes are those of the nearest of 65,536 points and not of the value, so that a hundred elements
+go another way with each step. lowbit starts from bitsandbytes' own state after two steps. Its
+signed map for every first state is `scaled("dynamic8")`, for Adagrad's sum too, where lowbit would
+take an unsigned one. The settings of the golden runs, found by matching them, stand in ONE_STATE.
 """
 
 import numpy as np
@@ -28,7 +29,9 @@ def check(name, z, table, codes, theirs, *, second=False):
 
 
 def test_bitsandbytes_lamb_8bit(maps):  # noqa: F811
-    """LAMB8bit is its Adam with decoupled decay, without a trust ratio: here lowbit.AdamW. lowbit.LAMB, which has the ratio, is another optimizer."""
+    """LAMB8bit is its Adam with decoupled decay, without a trust ratio: here lowbit.AdamW.
+    lowbit.LAMB, which has the ratio, is another optimizer.
+    """
     golden = {k.partition("/")[2]: v for k, v in arrays().items() if "bnbcpu_LAMB8bit/" in k}
     peer = Peer(arrays(), maps, "bnbcpu_LAMB8bit", nearest_lut, True, 0, decay=0.0)
     peer.step(1)
@@ -46,7 +49,11 @@ def test_bitsandbytes_lamb_8bit(maps):  # noqa: F811
     for k, (name, format) in enumerate(zip(NAMES, FORMATS, strict=True)):
         theirs = golden[f"state{k + 1}"].reshape(-1).astype(int)
         z, table = peer.z[k].reshape(-1), peer.map[k]
-        explain(f"LAMB8bit {name} (re-derived)", peer.codes[k].reshape(-1) != theirs, {"lut edge": near_lut_edge(z)})  # fmt: skip
+        explain(
+            f"LAMB8bit {name} (re-derived)",
+            peer.codes[k].reshape(-1) != theirs,
+            {"lut edge": near_lut_edge(z)},
+        )
         codes = ours.codes(name, format)
         check(f"LAMB8bit {name}", z, table, codes, theirs, second=k == 1)
         np.testing.assert_allclose(ours.scale(name, format), golden[f"absmax{k + 1}"], rtol=3e-7)

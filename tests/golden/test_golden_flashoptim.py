@@ -1,15 +1,19 @@
-"""FlashOptim 0.1.4: its companded moments, its weights split in two, and three steps of its optimizers (tests/golden/README.md).
+"""FlashOptim 0.1.4: its companded moments, its weights split in two, and three steps of its
+optimizers (tests/golden/README.md).
 
-The parameter has 70 elements, so that blocks of 32 leave a rest of 6: one row here, and `min_numel=1` for state in 8 bits. The golden arrays have the state
-of every step, so nothing is re-derived: differences are to the peer itself. FlashOptim's fused kernels take lr, the betas and 1 - beta as float32, which
-the float32 values of these give here as well; its unfused code takes them as they are.
+The parameter has 70 elements, so that blocks of 32 leave a rest of 6: one row here, and
+`min_numel=1` for state in 8 bits. The golden arrays have the state of every step, so nothing is
+re-derived: differences are to the peer itself. FlashOptim's fused kernels take lr, the betas and
+1 - beta as float32, which the float32 values of these give here as well; its unfused code takes
+them as they are.
 
 Reasons beside those of peer_golden.py:
 
-* float16 range: a block's largest magnitude is no positive finite float16. FlashOptim stores 0, an infinity or what the other elements give, and reads
-  back zeros, infinities and NaN; lowbit stores the nearest positive finite float16, and NaN where there is one;
-* last bit: a float32 weight differs in its last bits, and the correction stored beside the parameter with them: both stand for the same weight within
-  5e-7 and a step of the correction.
+* float16 range: a block's largest magnitude is no positive finite float16. FlashOptim stores 0, an
+  infinity or what the other elements give, and reads back zeros, infinities and NaN; lowbit stores
+  the nearest positive finite float16, and NaN where there is one;
+* last bit: a float32 weight differs in its last bits, and the correction stored beside the
+  parameter with them: both stand for the same weight within 5e-7 and a step of the correction.
 """
 
 import numpy as np
@@ -116,7 +120,9 @@ def test_what_codes_mean(format, name):
 
 def parts(stored, extra, dtype):
     """The parameter's bits, and the correction beside it."""
-    return stored.view(torch.int16).numpy().view(np.uint16).reshape(-1), extra.numpy().reshape(-1).view(dtype).astype(int)  # fmt: skip
+    return stored.view(torch.int16).numpy().view(np.uint16).reshape(-1), extra.numpy().reshape(
+        -1
+    ).view(dtype).astype(int)
 
 
 @pytest.mark.parametrize("case", PARAMS)
@@ -159,13 +165,24 @@ def test_steps(name):
     format, dtype, _ = PARAMS[param] if param else ("float32", torch.float32, None)
     formats = {slot: lowbit.scaled(f, block=32) for slot, f in moments.items()} or "float32"
     ours = Ours(
-        optimizer, FLASH["tr_p0_f32"], shape=(1, 70), dtype=dtype, lr=LR, min_numel=1,
-        param_format=format, state_format=formats, **settings,
-    )  # fmt: skip
+        optimizer,
+        FLASH["tr_p0_f32"],
+        shape=(1, 70),
+        dtype=dtype,
+        lr=LR,
+        min_numel=1,
+        param_format=format,
+        state_format=formats,
+        **settings,
+    )
     carried = np.zeros(70, bool)
     for t, g in zip(STEPS, FLASH["tr_grads_f32"], strict=True):
         ours.step(g)
-        golden = {k[len(f"tr_{name}_s{t}_") :]: v for k, v in FLASH.items() if k.startswith(f"tr_{name}_s{t}_")}  # fmt: skip
+        golden = {
+            k[len(f"tr_{name}_s{t}_") :]: v
+            for k, v in FLASH.items()
+            if k.startswith(f"tr_{name}_s{t}_")
+        }
         check_weights(f"{name} step {t}", ours, golden, param, carried)
         now = np.zeros_like(carried)
         for slot, f in moments.items():

@@ -1,10 +1,13 @@
-"""lpmm's 4-bit AdamW, with blocks of 128 and rank-1 scales, and its 4-bit Factor (tests/golden/README.md).
+"""lpmm's 4-bit AdamW, with blocks of 128 and rank-1 scales, and its 4-bit Factor
+(tests/golden/README.md).
 
-The parameter is 41x130, and lpmm's blocks of 128 go over the flattened tensor. Where both moments are kept in them, the parameter is one row of 5330
-here. Where the second moment needs the two dimensions (rank-1 scales, factors), lowbit keeps the first moment in float32 and the test stores it after each
-step as one row, by lowbit's codec.
+The parameter is 41x130, and lpmm's blocks of 128 go over the flattened tensor. Where both moments
+are kept in them, the parameter is one row of 5330 here. Where the second moment needs the two
+dimensions (rank-1 scales, factors), lowbit keeps the first moment in float32 and the test stores it
+after each step as one row, by lowbit's codec.
 
-The packed bytes of the golden arrays come from CPU stand-ins for lpmm's two CUDA functions, so they show the order of codes in a byte as its source has it.
+The packed bytes of the golden arrays come from CPU stand-ins for lpmm's two CUDA functions, so they
+show the order of codes in a byte as its source has it.
 """
 
 import functools
@@ -86,7 +89,7 @@ def test_lpmm_groups():
     formats = {name: lowbit.scaled(format, block=128) for name, format in names.items()}
     ours = Ours(
         lowbit.AdamW, left["p0"], shape=(1, NUMEL), lr=1e-2, weight_decay=1e-2, state_format=formats
-    )  # fmt: skip
+    )
     twin = AdamTwin(left["p0"], [group(FIRST), group(SECOND)], lr=1e-2, decay=1e-2)
     slots = [(name, format, middle(entries(format))) for name, format in names.items()]
     gone = follow("AdamW_group4", ours, twin, gradients("41x130", 3), slots)
@@ -101,9 +104,13 @@ def test_lpmm_rank1():
     left = golden("AdamW_rank1")
     formats = {"exp_avg": "float32", "exp_avg_sq": lowbit.scaled(SECOND, scale="rank1")}
     ours = Ours(
-        lowbit.AdamW, left["p0"], outside={"exp_avg": encoded(FIRST, 128)}, lr=1e-2, weight_decay=1e-2,
+        lowbit.AdamW,
+        left["p0"],
+        outside={"exp_avg": encoded(FIRST, 128)},
+        lr=1e-2,
+        weight_decay=1e-2,
         state_format=formats,
-    )  # fmt: skip
+    )
     twin = AdamTwin(left["p0"], [group(FIRST), rank1], lr=1e-2, decay=1e-2)
     slots = [
         ("exp_avg", FIRST, middle(entries(FIRST))),
@@ -121,7 +128,9 @@ def test_lpmm_rank1():
 
 
 def test_rank1_of_four_dimensions():
-    """The golden arrays have the gradients of such a parameter and no trajectory: against the re-derived rule."""
+    """The golden arrays have the gradients of such a parameter and no trajectory: against the
+    re-derived rule.
+    """
     shape = (8, 16, 6, 7)
     p0 = np.resize(golden("AdamW_rank1")["p0"], shape)
     formats = {"exp_avg": "float32", "exp_avg_sq": lowbit.scaled(SECOND, scale="rank1")}
@@ -134,7 +143,9 @@ def test_rank1_of_four_dimensions():
 
 
 class FactorTwin(AdamTwin):
-    """The second moment is a mean of each row times a mean of each column, over the mean of the rows."""
+    """The second moment is a mean of each row times a mean of each column,
+    over the mean of the rows.
+    """
 
     def __init__(self, p0, *args, **settings):
         super().__init__(p0, *args, **settings)
@@ -151,9 +162,13 @@ class FactorTwin(AdamTwin):
 def test_lpmm_factor():
     left = golden("Factor4")
     ours = Ours(
-        lowbit.AdamW, left["p0"], outside={"exp_avg": encoded(FIRST, 128)}, lr=1e-2, weight_decay=1e-2,
+        lowbit.AdamW,
+        left["p0"],
+        outside={"exp_avg": encoded(FIRST, 128)},
+        lr=1e-2,
+        weight_decay=1e-2,
         state_format={"exp_avg": "float32", "exp_avg_sq": "factored"},
-    )  # fmt: skip
+    )
     twin = FactorTwin(left["p0"], [group(FIRST), plain], lr=1e-2, decay=1e-2)
     slots = [("exp_avg", FIRST, middle(entries(FIRST))), ("exp_avg_sq", None, None)]
     gone = follow("Factor4", ours, twin, gradients("41x130", 3), slots)
@@ -167,7 +182,9 @@ def test_lpmm_factor():
 
 
 def test_factor_as_lowbit_keeps_it_trains_the_same():
-    """Blocks within rows of 130 (128 and 2) instead of over the flattened tensor: other scales, so near and not equal."""
+    """Blocks within rows of 130 (128 and 2) instead of over the flattened tensor: other scales,
+    so near and not equal.
+    """
     left = golden("Factor4")
     formats = {"exp_avg": lowbit.scaled(FIRST), "exp_avg_sq": "factored"}
     ours = Ours(lowbit.AdamW, left["p0"], lr=1e-2, weight_decay=1e-2, state_format=formats)

@@ -22,7 +22,9 @@ NAMES = ("exp_avg", "exp_avg_sq")
 
 
 def test_torchao_4bit():
-    """Blocks of 128 lie within rows of 256: lowbit's own storage is the peer's, but for the order of the two codes of a byte."""
+    """Blocks of 128 lie within rows of 256: lowbit's own storage is the peer's, but for the order
+    of the two codes of a byte.
+    """
     golden = {k.partition("/")[2]: v for k, v in arrays().items() if k.startswith("ao_AdamW4bit/")}
     tables = [entries(format) for format in FORMATS]
     stores = [blockwise(table, 128, floor=1e-12) for table in tables]

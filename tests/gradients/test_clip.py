@@ -1,4 +1,6 @@
-"""Clipping: torch's arguments, an accurate norm, the same bits however gradients are cut, and the same folded into the step."""
+"""Clipping: torch's arguments, an accurate norm, the same bits however gradients are cut, and the
+same folded into the step.
+"""
 
 import contextlib
 import inspect
@@ -79,13 +81,17 @@ def test_torchs_own_norm_of_bfloat16_is_not():
 def test_gradients_are_scaled_as_torch_scales_them(power):
     ours, theirs = parameters(), parameters()
     norm = lowbit.clip_grad_norm_(ours, 0.7, power)
-    assert float(norm) == pytest.approx(float(nn.utils.clip_grad_norm_(theirs, 0.7, power)), rel=1e-5)  # fmt: skip
+    assert float(norm) == pytest.approx(
+        float(nn.utils.clip_grad_norm_(theirs, 0.7, power)), rel=1e-5
+    )
     for a, b in zip(ours[:-1], theirs[:-1], strict=True):
         torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=0)
     assert ours[-1].grad is None
     before = [p.grad.clone() for p in ours[:-1]]
     lowbit.clip_grad_norm_(ours, 1e9)
-    assert all(torch.equal(a, p.grad) for a, p in zip(before, ours, strict=False)), "a short one stays"  # fmt: skip
+    assert all(torch.equal(a, p.grad) for a, p in zip(before, ours, strict=False)), (
+        "a short one stays"
+    )
 
 
 def test_16_bit_gradients_are_rounded_once():
@@ -118,7 +124,9 @@ def test_the_norm_does_not_depend_on_the_cut_or_the_order():
 
 
 def test_sums_are_exact_for_every_isa():
-    """Against integers of any length: values over all exponents, alike, alternating between far apart, the largest and the smallest."""
+    """Against integers of any length: values over all exponents, alike, alternating between far
+    apart, the largest and the smallest.
+    """
     rng = torch.Generator().manual_seed(6)
     n = 64 * 5 + 17
     spread = torch.randn(n, generator=rng) * 2.0 ** torch.randint(-90, 63, (n,), generator=rng)
@@ -126,7 +134,11 @@ def test_sums_are_exact_for_every_isa():
     cases = [spread, alike, alike * 2.0**-75, alike * 1.8e19 / 2, alike * 2.0**-63, torch.zeros(n)]
     cases += [alike * 2.0**k for k in (-70, -64, 40, 55, 60, 62)]
     cases += [torch.where(torch.arange(n) % 9 > 0, alike * 2.0**k, 0.0) for k in (0, 62)]
-    cases += [torch.where(torch.arange(n) % 5 > 0, alike * 2.0**k, alike * 2.0 ** (k - j)) for k in (0, 62) for j in (7, 10, 11, 12, 40)]  # fmt: skip
+    cases += [
+        torch.where(torch.arange(n) % 5 > 0, alike * 2.0**k, alike * 2.0 ** (k - j))
+        for k in (0, 62)
+        for j in (7, 10, 11, 12, 40)
+    ]
     for x in cases:
         terms = (x * x).to(torch.float64).tolist()  # of float32 squares
         want = sum(int(t * 2.0**149) for t in terms)
@@ -134,7 +146,11 @@ def test_sums_are_exact_for_every_isa():
             ops.set_isa(isa)
             for dtype in (torch.float32, torch.bfloat16):
                 y = x.to(dtype)
-                exact = want if dtype == torch.float32 else sum(int(t * 2.0**149) for t in (y.float() * y.float()).double().tolist())  # fmt: skip
+                exact = (
+                    want
+                    if dtype == torch.float32
+                    else sum(int(t * 2.0**149) for t in (y.float() * y.float()).double().tolist())
+                )
                 words = ops.exact_powers([y], 2).tolist()
                 assert words[17:] == [0, 0]
                 assert sum(w << 16 * i for i, w in enumerate(words[:17])) == exact, isa
@@ -158,11 +174,17 @@ def test_every_device_has_the_same_words_and_value():
 
 
 def test_infinities_and_nan():
-    for values, want in (([math.inf, 1.0], math.inf), ([math.nan, 1.0], math.nan), ([math.inf, math.nan], math.nan)):  # fmt: skip
+    for values, want in (
+        ([math.inf, 1.0], math.inf),
+        ([math.nan, 1.0], math.nan),
+        ([math.inf, math.nan], math.nan),
+    ):
         for power in (1.0, 2.0, 3.0, math.inf):
             p = nn.Parameter(torch.zeros(2))
             p.grad = torch.tensor(values)
-            torch.testing.assert_close(clip.total_norm(p, power), torch.tensor(want), equal_nan=True)  # fmt: skip
+            torch.testing.assert_close(
+                clip.total_norm(p, power), torch.tensor(want), equal_nan=True
+            )
             with pytest.raises(RuntimeError, match="is non-finite, so it cannot be clipped"):
                 lowbit.clip_grad_norm_([p], 1.0, power, error_if_nonfinite=True)
     ours, theirs = (nn.Parameter(torch.zeros(3)) for _ in range(2))
@@ -243,7 +265,9 @@ def test_with_torchs_grad_scaler():
         for ps, scaler in ((ours, a), (theirs, b)):
             scaler.scale(torch.ones(()))
             for p in ps[:-1]:
-                p.grad = 1024.0 * torch.randn(p.shape, generator=torch.Generator().manual_seed(step))  # fmt: skip
+                p.grad = 1024.0 * torch.randn(
+                    p.shape, generator=torch.Generator().manual_seed(step)
+                )
                 if step == 2:
                     p.grad.view(-1)[0] = math.inf
         norm, scale = lowbit.clip_scale(ours, 0.3, grad_scale=a.get_scale())
@@ -255,7 +279,11 @@ def test_with_torchs_grad_scaler():
         b.update(1024.0)
     for p, q in zip(ours, theirs, strict=True):
         assert torch.equal(p, q)
-        assert float(one.state[p]["step"]) == float(two.state[q]["step"]) == (3 if p.grad is not None else 0)  # fmt: skip
+        assert (
+            float(one.state[p]["step"])
+            == float(two.state[q]["step"])
+            == (3 if p.grad is not None else 0)
+        )
 
 
 def test_a_number_that_the_host_knows_is_not_copied_to_a_gpu():
@@ -301,11 +329,15 @@ class Group:
     ],
 )
 def test_ranks_meet_on_a_device_that_their_group_alone_decides(monkeypatch, types, has, where):
-    """A rank with its parameters elsewhere, or with none, would wait on another backend than the others."""
+    """A rank with its parameters elsewhere, or with none,
+    would wait on another backend than the others.
+    """
     accelerator = torch.device("meta")  # stands for one
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: accelerator)
     found = []
-    monkeypatch.setattr(clip.sharding, "reduce_over", lambda wanted: found.extend(t.device.type for t, *_ in wanted))  # fmt: skip
+    monkeypatch.setattr(
+        clip.sharding, "reduce_over", lambda wanted: found.extend(t.device.type for t, *_ in wanted)
+    )
     sums = clip.Sums(math.inf)
     if has != "nothing":
         sums.parts[()] = [sums._none(torch.device(has))]

@@ -1,4 +1,6 @@
-"""Exact means of gradients: one digest of weights and state on any number of ranks, under any wrapper, in any order."""
+"""Exact means of gradients: one digest of weights and state on any number of ranks,
+under any wrapper, in any order.
+"""
 
 import math
 from fractions import Fraction
@@ -198,7 +200,9 @@ def test_torchs_own_reduction_depends_on_the_ranks(pool):
 
 
 def test_bytes_and_collectives(pool):
-    """bfloat16 addends: 2 bytes a parameter in one exchange of each unit; DDP gathers at last; no words travel."""
+    """bfloat16 addends: 2 bytes a parameter in one exchange of each unit; DDP gathers at last;
+    no words travel.
+    """
     for wrapper, units in [("FSDP2", 3), ("FSDP1", 2)]:
         for found in pool.run(2, "exact_worker", "counted", wrapper):
             n = found["parameters"][""]

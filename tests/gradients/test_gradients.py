@@ -1,4 +1,6 @@
-"""Micro-batches added up in hooks, on one device: against a slow reference, against float32, and where the hooks may be."""
+"""Micro-batches added up in hooks, on one device: against a slow reference, against float32,
+and where the hooks may be.
+"""
 
 import gc
 import math
@@ -109,12 +111,18 @@ def test_the_operator_against_the_reference(format, grad_dtype):
             h = at[r, c].item()
             h = np.float32(h) if format == "float32" else h & 0xFFFF
             want, extra = reference(
-                h, bits(2.0**-9) >> 16, np.float32(grad[r, c].item()), scale,
-                random16(seed, stream, count, first + r * wide + c), format,
-            )  # fmt: skip
+                h,
+                bits(2.0**-9) >> 16,
+                np.float32(grad[r, c].item()),
+                scale,
+                random16(seed, stream, count, first + r * wide + c),
+                format,
+            )
             got = results[0][0][r, c]
             if format == "float32":
-                assert np.float32(got.item()).tobytes() == np.float32(want).tobytes() or np.isnan(want)  # fmt: skip
+                assert np.float32(got.item()).tobytes() == np.float32(want).tobytes() or np.isnan(
+                    want
+                )
                 continue
             assert got.view(torch.int16).item() & 0xFFFF == want, (r, c)
             if format == "bfloat16_kahan":
@@ -125,10 +133,16 @@ def test_any_cut_gives_the_same_bits():
     grad, start = torch.randn(40, 300), torch.randn(40, 300).bfloat16()
     whole = start.clone()
     ops.accumulate([whole], [], [grad], torch.tensor([[1, 12000, 12000, 0, 5, 2]]), FORMATS[0])
-    for rows, cols in ((slice(0, 13), slice(0, 300)), (slice(13, 40), slice(0, 300)), (slice(0, 40), slice(7, 133))):  # fmt: skip
+    for rows, cols in (
+        (slice(0, 13), slice(0, 300)),
+        (slice(13, 40), slice(0, 300)),
+        (slice(0, 40), slice(7, 133)),
+    ):
         part = start[rows, cols].clone()
         plan = [*part.shape, 300, rows.start * 300 + cols.start, 5, 2]
-        ops.accumulate([part], [], [grad[rows, cols].contiguous()], torch.tensor([plan]), FORMATS[0])  # fmt: skip
+        ops.accumulate(
+            [part], [], [grad[rows, cols].contiguous()], torch.tensor([plan]), FORMATS[0]
+        )
         assert torch.equal(part, whole[rows, cols])
 
 
@@ -146,7 +160,9 @@ def test_wrong_arguments_are_named():
     one, plan = torch.zeros(8, dtype=torch.bfloat16), torch.tensor([[1, 8, 8, 0, 0, 0]])
     with pytest.raises(RuntimeError, match="no parameter format is named 'int7'"):
         ops.accumulate([one], [], [one], plan, "int7")
-    with pytest.raises(RuntimeError, match="buffer 0 must be a contiguous tensor of bfloat16 with 8"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError, match="buffer 0 must be a contiguous tensor of bfloat16 with 8"
+    ):
         ops.accumulate([one[:4]], [], [one], plan, "bfloat16")
     with pytest.raises(RuntimeError, match="1 buffers, 1 gradients, 0 compensation tensors"):
         ops.accumulate([one], [], [one], plan, "bfloat16_kahan")
@@ -155,7 +171,9 @@ def test_wrong_arguments_are_named():
     two = torch.cat([plan, plan])
     for others in ([one, one], [one, torch.zeros(12, dtype=torch.bfloat16)[:8], one]):
         rows = torch.cat([two, plan])[: len(others)]
-        with pytest.raises(RuntimeError, match="two buffers overlap; add to them in calls of their own"):  # fmt: skip
+        with pytest.raises(
+            RuntimeError, match="two buffers overlap; add to them in calls of their own"
+        ):
             ops.accumulate(others, [], [torch.ones_like(one)] * len(others), rows, "bfloat16")
         assert not one.any(), "a refused call adds nothing"
 
@@ -184,7 +202,9 @@ def run(module_grads, **kwargs):
 
 @pytest.mark.parametrize("noise", [0.1, 1.0])
 def test_256_micro_batches_are_unbiased_and_more_accurate_than_bfloat16_addition(noise):
-    """Where micro-batches agree: with noise as large as the mean, it keeps rounding to the nearest from losing anything (docs/gradients-details.md)."""
+    """Where micro-batches agree: with noise as large as the mean, it keeps rounding to the nearest
+    from losing anything (docs/gradients-details.md).
+    """
     grads, want = micro_gradients(256, noise)
     plain = grads[0].clone()
     for g in grads[1:]:
@@ -267,7 +287,9 @@ def test_one_micro_batch_leaves_the_gradients_of_none():
 
 @pytest.mark.parametrize("rounding", ["stochastic", "kahan", "nearest"])
 def test_unused_and_shared_parameters(rounding):
-    """Every parameter is checked against additions by the operator in the same order, whichever micro-batches use it."""
+    """Every parameter is checked against additions by the operator in the same order,
+    whichever micro-batches use it.
+    """
     net = Net()
     used = (True, False, True, False)
     separate = []
@@ -331,7 +353,9 @@ def test_buffers_of_another_dtype(param, buffer):
         for i in range(3):
             with accumulator.micro(last=i == 2):
                 net(tokens(i)).backward()
-        assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {gradients._DTYPES[buffer]}  # fmt: skip
+        assert {p.grad.dtype for p in net.parameters() if p.grad is not None} == {
+            gradients._DTYPES[buffer]
+        }
         opt.step()
         opt.zero_grad(set_to_none=step == 0)
     accumulator.remove()
@@ -354,7 +378,9 @@ def test_gradients_that_were_zeroed_instead_of_freed():
 
 
 def of_one(**kwargs):
-    """An accumulator over one number, and a function that runs a step of micro-batches with these gradients; None raises."""
+    """An accumulator over one number,
+    and a function that runs a step of micro-batches with these gradients; None raises.
+    """
     p = nn.Parameter(torch.zeros(1))
     accumulator = lowbit.accumulate(nn.ParameterList([p]), "float32", **kwargs)
 
@@ -430,10 +456,19 @@ def test_after_the_backward_pass():
 
 
 def test_gradients_are_added_in_one_call(monkeypatch):
-    """On a GPU a call takes one launch for up to 256 buffers. Large gradients are freed before buffers for the next ones are made."""
+    """On a GPU a call takes one launch for up to 256 buffers. Large gradients are freed before
+    buffers for the next ones are made.
+    """
     net, calls = Net(), []
     plain = ops.accumulate
-    monkeypatch.setattr(ops, "accumulate", lambda buffers, *args, **kwargs: (calls.append(len(buffers)), plain(buffers, *args, **kwargs)))  # fmt: skip
+    monkeypatch.setattr(
+        ops,
+        "accumulate",
+        lambda buffers, *args, **kwargs: (
+            calls.append(len(buffers)),
+            plain(buffers, *args, **kwargs),
+        ),
+    )
     accumulator = lowbit.accumulate(net, average=3, hooks=False)
     net(tokens(0)).backward()
     given = sum(p.grad is not None for p in net.parameters())

@@ -1,4 +1,6 @@
-"""Clipping, accumulation and steps in backward under DDP, FSDP2 and other meshes, in real processes over gloo."""
+"""Clipping, accumulation and steps in backward under DDP, FSDP2 and other meshes,
+in real processes over gloo.
+"""
 
 import json
 import os
@@ -50,11 +52,21 @@ def test_an_infinity_on_one_rank(two):
 
 
 def test_wrong_places_are_refused(two):
-    check(two, "before fully_shard", "inside DDP", "assign_hooks", "DDP outside", "FSDP1", "clip FSDP1")  # fmt: skip
+    check(
+        two,
+        "before fully_shard",
+        "inside DDP",
+        "assign_hooks",
+        "DDP outside",
+        "FSDP1",
+        "clip FSDP1",
+    )
 
 
 def test_peak_memory_of_fsdp2():
-    """Weights, state and one layer's gradients, and 5 %, by every allocation that torch makes; no more than FSDP2 holds where gradients are dropped."""
+    """Weights, state and one layer's gradients, and 5 %, by every allocation that torch makes; no
+    more than FSDP2 holds where gradients are dropped.
+    """
     path = os.pathsep.join(filter(None, [str(TESTS / "gradients"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
         [sys.executable, WORKER],
@@ -73,5 +85,11 @@ def test_peak_memory_of_fsdp2():
 
 def test_two_dimensional_meshes(pool):
     names = check(pool.run(4, "gradients_worker", "found", 4), "")
-    for part in ("norms and gradients, hsdp", "norms and gradients, mixed", "norm over strided shards", "four micro-batches, fsdp2", "step in backward, fsdp2"):  # fmt: skip
+    for part in (
+        "norms and gradients, hsdp",
+        "norms and gradients, mixed",
+        "norm over strided shards",
+        "four micro-batches, fsdp2",
+        "step in backward, fsdp2",
+    ):
         assert any(name.startswith(part) for name in names), part

@@ -1,5 +1,6 @@
-"""A sharded parameter whose gradient only some ranks have is stepped with zeros by the others, under rules that reduce anything and among experts, which
-are batches of matrices: one small collective, and none elsewhere."""
+"""A sharded parameter whose gradient only some ranks have is stepped with zeros by the others,
+under rules that reduce anything and among experts, which are batches of matrices: one small
+collective, and none elsewhere."""
 
 import pytest
 

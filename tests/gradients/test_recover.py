@@ -1,4 +1,6 @@
-"""A pass that raised on every rank leaves a model under DDP or FSDP2 that runs the step again, with the bits of a run in which nothing was raised."""
+"""A pass that raised on every rank leaves a model under DDP or FSDP2 that runs the step again, with
+the bits of a run in which nothing was raised.
+"""
 
 import pytest
 
@@ -47,7 +49,12 @@ def test_fsdp1_keeps_what_a_backward_pass_left_under_any_optimizer(pool):
     for original in (True, False):
         for ours in (True, False):
             for found in pool.run(2, "recover_worker", "fsdp1", original, ours):
-                assert found == {"forward": True, "loss": True, "between blocks": False, "inside of a block": False}  # fmt: skip
+                assert found == {
+                    "forward": True,
+                    "loss": True,
+                    "between blocks": False,
+                    "inside of a block": False,
+                }
 
 
 def test_what_torch_cannot_bring_back_is_said(pool):

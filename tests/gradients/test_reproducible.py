@@ -40,7 +40,9 @@ class Moving(nn.Module):
 
 def net(middle: nn.Module) -> nn.Module:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), middle, nn.BatchNorm1d(8), nn.Linear(8, 1))
+    return nn.Sequential(
+        nn.Linear(8, 8), nn.Dropout(0.5), middle, nn.BatchNorm1d(8), nn.Linear(8, 1)
+    )
 
 
 def found(model: nn.Module, **options) -> lowbit.gradients.reproducible.Reproducibility:

@@ -1,4 +1,6 @@
-"""Steps inside of the backward pass, on one device: the bits of ordinary steps, and no more memory than one layer's gradients."""
+"""Steps inside of the backward pass, on one device: the bits of ordinary steps, and no more memory
+than one layer's gradients.
+"""
 
 import math
 
@@ -80,7 +82,10 @@ def test_schedulers():
             schedule.step()
         made += [net, opt]
     same(*made)
-    assert "momentum_buffer_dynamic8" in made[1].state[made[0].one.weight] or "momentum_buffer" in made[1].state[made[0].one.weight]  # fmt: skip
+    assert (
+        "momentum_buffer_dynamic8" in made[1].state[made[0].one.weight]
+        or "momentum_buffer" in made[1].state[made[0].one.weight]
+    )
 
 
 def test_holding_micro_batches():
@@ -261,11 +266,13 @@ def test_peak_memory(accumulation):
 
     resident, layer, above = measure(True)
     _, _, ordinary = measure(False)
-    print(f"weights and state {resident / 1e6:.2f} MB, one layer's gradients {layer / 1e6:.2f}; above that {above / 1e6:.2f} in backward, {ordinary / 1e6:.2f} after")  # fmt: skip
+    print(
+        f"weights and state {resident / 1e6:.2f} MB, one layer's gradients {layer / 1e6:.2f}; "
+        f"above that {above / 1e6:.2f} in backward, {ordinary / 1e6:.2f} after"
+    )
     assert ordinary > 24 * layer
-    if (
-        accumulation
-    ):  # the buffers of the micro-batches before are there; the sum is freed as it is used
+    # the buffers of the micro-batches before are there; the sum is freed as it is used
+    if accumulation:
         assert above < 24 * layer + layer + 0.05 * resident
     else:
         assert resident + above < 1.05 * (resident + layer)
@@ -275,4 +282,8 @@ def test_norms_do_not_keep_gradients():
     net, opt = build()
     released = lowbit.step_in_backward(net, opt, max_norm=1.0)
     net(tokens(0)).backward()
-    assert all(t.numel() == clip.ops.power_words() for found in released._sums.parts.values() for t in found)  # fmt: skip
+    assert all(
+        t.numel() == clip.ops.power_words()
+        for found in released._sums.parts.values()
+        for t in found
+    )

@@ -1,4 +1,6 @@
-"""Adafactor with a rank: the numpy twin under every option, what is unused, and what is refused. test_apollo.py has what it shares with APOLLO."""
+"""Adafactor with a rank: the numpy twin under every option, what is unused, and what is refused.
+test_apollo.py has what it shares with APOLLO.
+"""
 
 import itertools
 
@@ -13,19 +15,37 @@ from lowbit.step import lowrank
 
 RANK, GAP = 6, 3
 OPTIONS = [
-    {"scale_type": kind, "relative_step": relative, "scale_parameter": scaled, "decay_by": by, **rest}
+    {
+        "scale_type": kind,
+        "relative_step": relative,
+        "scale_parameter": scaled,
+        "decay_by": by,
+        **rest,
+    }
     for (kind, relative, scaled, by), rest in zip(
-        itertools.product(("channel", "tensor"), (True, False), (True, False), ("lr", "rho", "alpha")),
-        itertools.cycle([{}, {"d": None}, {"beta2": 0.9, "fira_margin": 0.0}, {"d": 2.0, "fira_margin": 0.05}, {"eps": (1e-2, 0.3)}]),
+        itertools.product(
+            ("channel", "tensor"), (True, False), (True, False), ("lr", "rho", "alpha")
+        ),
+        itertools.cycle(
+            [
+                {},
+                {"d": None},
+                {"beta2": 0.9, "fira_margin": 0.0},
+                {"d": 2.0, "fira_margin": 0.05},
+                {"eps": (1e-2, 0.3)},
+            ]
+        ),
         strict=False,
     )
-]  # fmt: skip
+]
 
 
 def drawn(p, opt):
     """The projections of a matrix as the optimizer draws them."""
     lay = opt.layouts[p]
-    return lambda refresh, _: reference.long_side_first(lowrank._torch_projection(lay, refresh).numpy(), p.shape)  # fmt: skip
+    return lambda refresh, _: reference.long_side_first(
+        lowrank._torch_projection(lay, refresh).numpy(), p.shape
+    )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=lambda o: ",".join(map(str, o.values())))
@@ -35,14 +55,31 @@ def test_every_option_has_the_twins_steps(options, shape):
     value = rng.standard_normal(shape)
     p = nn.Parameter(torch.tensor(value, dtype=torch.float32))
     opt = lowbit.Adafactor(
-        [p], lr=0.3, rank=RANK, update_proj_gap=GAP, projection="torch", weight_decay=0.1, state_format="float32", **options
-    )  # fmt: skip
+        [p],
+        lr=0.3,
+        rank=RANK,
+        update_proj_gap=GAP,
+        projection="torch",
+        weight_decay=0.1,
+        state_format="float32",
+        **options,
+    )
     eps1, eps2 = options.get("eps", (1e-4, 1e-3))
     twin = reference.LowRankAdafactor(
-        RANK, drawn(p, opt), gap=GAP, lr=0.3, weight_decay=0.1, eps=eps1**2, eps2=eps2, margin=options.get("fira_margin"),
-        tensor=options["scale_type"] == "tensor", d=options.get("d", 1.0), beta2=options.get("beta2"), dtype=np.float64,
+        RANK,
+        drawn(p, opt),
+        gap=GAP,
+        lr=0.3,
+        weight_decay=0.1,
+        eps=eps1**2,
+        eps2=eps2,
+        margin=options.get("fira_margin"),
+        tensor=options["scale_type"] == "tensor",
+        d=options.get("d", 1.0),
+        beta2=options.get("beta2"),
+        dtype=np.float64,
         **{k: options[k] for k in ("relative_step", "scale_parameter", "decay_by")},
-    )  # fmt: skip
+    )
     for t in range(8):
         g = rng.standard_normal(shape) * 10.0 ** -(t % 3)
         p.grad = torch.tensor(g, dtype=torch.float32)
@@ -81,7 +118,14 @@ def test_a_new_projection_forgets_the_second_moment():
 def test_state_is_a_second_moment_alone():
     wide, tall, vector = (nn.Parameter(torch.randn(s)) for s in ((64, 512), (512, 64), (5000,)))
     opt = lowbit.Adafactor([wide, tall, vector], rank=16, min_numel=1)
-    keys = ["shape", "step", "stream", "update_norm", "variance_dynamic8_unsigned", "variance_dynamic8_unsigned_scale"]  # fmt: skip
+    keys = [
+        "shape",
+        "step",
+        "stream",
+        "update_norm",
+        "variance_dynamic8_unsigned",
+        "variance_dynamic8_unsigned_scale",
+    ]
     assert sorted(opt.state[wide]) == sorted(opt.state[tall]) == keys
     assert opt.state[wide]["variance_dynamic8_unsigned"].shape == (16, 512)
     assert opt.state[tall]["variance_dynamic8_unsigned"].shape == (512, 16)
@@ -115,7 +159,9 @@ def test_compensation_counts_in_the_root_mean_square():
         split.grad, wide.grad = grad, grad.float()
         for opt in opts:
             opt.step()
-    joined = lowbit.ops.join(split.detach(), opts[0].state[split]["param_bfloat16_split16"], "bfloat16_split16")  # fmt: skip
+    joined = lowbit.ops.join(
+        split.detach(), opts[0].state[split]["param_bfloat16_split16"], "bfloat16_split16"
+    )
     assert torch.allclose(joined, wide, rtol=1e-6, atol=1e-7)
 
 
@@ -124,7 +170,10 @@ def test_compensation_counts_in_the_root_mean_square():
     [
         ({"rank": 0}, "rank should be"),
         ({"rank": 4, "update_proj_gap": 0}, "update_proj_gap should be"),
-        ({"rank": 4, "update_proj_gap": 200.0}, "update_proj_gap should be an int >= 1 but is: 200.0"),
+        (
+            {"rank": 4, "update_proj_gap": 200.0},
+            "update_proj_gap should be an int >= 1 but is: 200.0",
+        ),
         ({"rank": 4, "update_proj_gap": 1.5}, "update_proj_gap should be"),
         ({"rank": 4, "update_proj_gap": float("inf")}, "update_proj_gap should be"),
         ({"rank": 4, "update_proj_gap": True}, "update_proj_gap should be"),
@@ -132,10 +181,13 @@ def test_compensation_counts_in_the_root_mean_square():
         ({"rank": 4, "projection": "svd"}, "projection should be"),
         ({"rank": 4, "beta1": 0.9}, "parameter 0 has rank=4 and beta1=0.9.*take APOLLO"),
         ({"rank": 4, "add_eps": True}, "parameter 0 has rank=4 and add_eps=True"),
-        ({"rank": 4, "eps": (1e-30, 1e-3)}, r"parameter 0 has rank=4 and eps\[0\]=1e-30, whose square is 0 in float32"),
+        (
+            {"rank": 4, "eps": (1e-30, 1e-3)},
+            r"parameter 0 has rank=4 and eps\[0\]=1e-30, whose square is 0 in float32",
+        ),
         ({"rank": 4, "eps": (0.0, 1e-3)}, r"eps\[0\]=0.0, whose square is 0.*take None"),
     ],
-)  # fmt: skip
+)
 def test_what_is_refused(options, words):
     with pytest.raises(ValueError, match=words):
         lowbit.Adafactor([nn.Parameter(torch.zeros(20, 20))], **options)
@@ -160,13 +212,25 @@ def test_a_row_without_gradient_stays_finite(eps1):
 
 @pytest.mark.parametrize("by, decay", [("lr", 2.0), ("rho", 2.0), ("alpha", 8.0)])
 def test_a_decay_to_zero_is_refused_before_anything_moves(by, decay):
-    """Also the parameters before it, and its own state. alpha is rho times eps2 where weights are 0."""
+    """Also the parameters before it, and its own state.
+    alpha is rho times eps2 where weights are 0.
+    """
     first, p = nn.Parameter(torch.ones(30, 20)), nn.Parameter(torch.zeros(20, 20))
     groups = [{"params": [first], "weight_decay": 0.0}, {"params": [p]}]
-    opt = lowbit.Adafactor(groups, rank=4, lr=0.5, weight_decay=decay, decay_by=by, eps=(None, 0.25), relative_step=False)  # fmt: skip
+    opt = lowbit.Adafactor(
+        groups,
+        rank=4,
+        lr=0.5,
+        weight_decay=decay,
+        decay_by=by,
+        eps=(None, 0.25),
+        relative_step=False,
+    )
     first.grad, p.grad = torch.ones(30, 20), torch.ones(20, 20)
     kept = [t.clone() for q in (first, p) for t in (q.detach(), *opt.state[q].values())]
-    with pytest.raises(ValueError, match=rf"weight_decay={decay} by decay_by='{by}' decays every weight to 0"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match=rf"weight_decay={decay} by decay_by='{by}' decays every weight to 0"
+    ):
         opt.step()
     now = [t for q in (first, p) for t in (q.detach(), *opt.state[q].values())]
     assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True))
@@ -176,5 +240,7 @@ def test_a_gpu_is_refused_at_construction(monkeypatch):
     """On a stand-in: what the optimizer asks is the device of the local tensor."""
     opt = lowbit.Adafactor([nn.Parameter(torch.zeros(20, 20))], rank=4)
     assert opt.work_on(torch.device("cpu")) and opt.work_on(torch.device("meta"))
-    with pytest.raises(ValueError, match="runs on the CPU only, but a parameter is on cuda:1; take APOLLO"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match="runs on the CPU only, but a parameter is on cuda:1; take APOLLO"
+    ):
         opt.work_on(torch.device("cuda", 1))

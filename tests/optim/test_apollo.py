@@ -1,4 +1,6 @@
-"""APOLLO, APOLLO-Mini, Fira and Adafactor with a rank: the authors' trajectories, state that continues, what trainers ask of an optimizer, and layouts."""
+"""APOLLO, APOLLO-Mini, Fira and Adafactor with a rank: the authors' trajectories, state that
+continues, what trainers ask of an optimizer, and layouts.
+"""
 
 import copy
 
@@ -60,7 +62,11 @@ def test_the_authors_trajectories(case, given, monkeypatch):
 
 
 def test_seeds_of_the_refreshes():
-    assert [lowrank.refresh_seed(1, k) for k in (0, 1, 2)] == [1, 505211975917066638, 7574884091489552460]  # fmt: skip
+    assert [lowrank.refresh_seed(1, k) for k in (0, 1, 2)] == [
+        1,
+        505211975917066638,
+        7574884091489552460,
+    ]
     assert lowrank.refresh_seed(12345, 1) == 5510110880054540551
 
 
@@ -111,7 +117,16 @@ def test_a_loaded_state_continues(make, dtype, tmp_path):
 def test_state_is_small_and_named():
     run = Run(MAKERS["apollo"])
     wide, tall, square, vector, cube, small = (run.opt.state[p] for _, p in run.params)
-    assert sorted(wide) == ["exp_avg_dynamic8", "exp_avg_dynamic8_scale", "exp_avg_sq_dynamic8_unsigned", "exp_avg_sq_dynamic8_unsigned_scale", "shape", "step", "stream", "update_norm"]  # fmt: skip
+    assert sorted(wide) == [
+        "exp_avg_dynamic8",
+        "exp_avg_dynamic8_scale",
+        "exp_avg_sq_dynamic8_unsigned",
+        "exp_avg_sq_dynamic8_unsigned_scale",
+        "shape",
+        "step",
+        "stream",
+        "update_norm",
+    ]
     assert wide["exp_avg_dynamic8"].shape == (8, 640) and tall["exp_avg"].shape == (600, 8)
     assert square["exp_avg"].shape == (48, 8) and vector["exp_avg"].shape == (33,)
     assert "update_norm" not in cube and small["exp_avg"].shape == (5, 7)
@@ -268,7 +283,14 @@ def test_dtensors_on_one_rank(make, mesh):
         params = []
         for i, shape in enumerate(SHAPES[:3]):
             value = torch.randn(shape)
-            params.append((f"p{i}", nn.Parameter(value if placement is None else distribute_tensor(value, mesh, [placement]))))  # fmt: skip
+            params.append(
+                (
+                    f"p{i}",
+                    nn.Parameter(
+                        value if placement is None else distribute_tensor(value, mesh, [placement])
+                    ),
+                )
+            )
         opt = make(params)
         for _ in range(3):
             for _, p in params:
@@ -288,5 +310,7 @@ def test_cut_columns_are_refused_with_the_numbers(monkeypatch):
 
     cut = sharding.Part((64, 600), (64, 300), (0, 300), ((1, None),))
     monkeypatch.setattr(sharding, "part", lambda p, what: cut)
-    with pytest.raises(ValueError, match=r"'w' of 600 columns is cut at columns 300\.\.600.*dimension 0"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match=r"'w' of 600 columns is cut at columns 300\.\.600.*dimension 0"
+    ):
         lowbit.APOLLO([("w", nn.Parameter(torch.zeros(64, 600)))], rank=8)

@@ -1,4 +1,6 @@
-"""Awkward shapes, memory and gradients, for the kinds of state that differ most: each is right, or one clear error that leaves all as it was."""
+"""Awkward shapes, memory and gradients, for the kinds of state that differ most: each is right, or
+one clear error that leaves all as it was.
+"""
 
 import functools
 
@@ -50,7 +52,9 @@ def step(opt, p, grad):
 
 @pytest.mark.parametrize("name", MAKE)
 def test_every_shape_steps(name):
-    """Odd rows of packed codes, empty and 0-D parameters: weights stay finite and move; a second optimizer does the same."""
+    """Odd rows of packed codes, empty and 0-D parameters: weights stay finite and move;
+    a second optimizer does the same.
+    """
     for shape in SHAPES:
         torch.manual_seed(0)
         value, grads = torch.randn(shape), [torch.randn(shape) for _ in range(3)]
@@ -64,7 +68,9 @@ def test_every_shape_steps(name):
 
 @pytest.mark.parametrize("name", MAKE)
 def test_memory_layout_does_not_matter(name):
-    """Transposed and channels-last parameters, strided and expanded gradients: the bits of contiguous ones."""
+    """Transposed and channels-last parameters,
+    strided and expanded gradients: the bits of contiguous ones.
+    """
     torch.manual_seed(0)
     conv, matrix = torch.randn(8, 6, 5, 7), torch.randn(40, 48)
     grad4, grad2 = torch.randn(8, 6, 5, 7), torch.randn(40, 1).expand(40, 48)
@@ -107,14 +113,18 @@ class OnMps(nn.Parameter):
 
 @pytest.mark.parametrize("name", MAKE)
 def test_other_devices_are_refused_at_construction(name):
-    with pytest.raises(ValueError, match="parameter 'w' is on mps, which lowbit's operators do not serve"):  # fmt: skip
+    with pytest.raises(
+        ValueError, match="parameter 'w' is on mps, which lowbit's operators do not serve"
+    ):
         MAKE[name]([("w", OnMps(torch.randn(64, 64)))])
 
 
 @pytest.mark.parametrize("name", MAKE)
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-30, 1e18, 1e38])
 def test_gradients_of_any_size(name, size):
-    """All zero, denormal and huge: no weight becomes NaN while every square is finite, and zero gradients leave it where it was."""
+    """All zero, denormal and huge: no weight becomes NaN while every square is finite, and zero
+    gradients leave it where it was.
+    """
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(40, 48))
     before = p.detach().clone()

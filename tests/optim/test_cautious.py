@@ -1,4 +1,6 @@
-"""Cautious masks: timm's steps in float32, states that do not know of them, and what is refused. test_update.py has every format beside a slow twin."""
+"""Cautious masks: timm's steps in float32, states that do not know of them, and what is refused.
+test_update.py has every format beside a slow twin.
+"""
 
 import numpy as np
 import pytest
@@ -34,7 +36,9 @@ def test_float32_state_reproduces_timm(name):
     golden = np.load(GOLDEN / "cautious.npz")
     p, _ = replayed(golden, name, cautious=True, state_format="float32")
     plain, _ = replayed(golden, name, state_format="float32")
-    torch.testing.assert_close(p.detach(), torch.from_numpy(golden[f"{name}_p"]), rtol=3e-6, atol=3e-6)  # fmt: skip
+    torch.testing.assert_close(
+        p.detach(), torch.from_numpy(golden[f"{name}_p"]), rtol=3e-6, atol=3e-6
+    )
     assert not torch.allclose(p, plain)
 
 
@@ -65,7 +69,10 @@ def test_only_weights_that_agree_move_and_further():
 
 
 def test_the_option_may_change_between_steps_and_per_group():
-    p, q = (nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(i))) for i in range(2))  # fmt: skip
+    p, q = (
+        nn.Parameter(torch.randn(64, 64, generator=torch.Generator().manual_seed(i)))
+        for i in range(2)
+    )
     opt = lowbit.Lion([{"params": [p]}, {"params": [q], "cautious": True}])
     rules = [lay.rule for _, _, lay in opt.laid_out()]
     assert rules == ["lion", "cautious_lion"]

@@ -1,4 +1,6 @@
-"""Names that people know from bitsandbytes and torchao, and what the peers' optimizers of that name do wrong: each defect is held to not be ours."""
+"""Names that people know from bitsandbytes and torchao, and what the peers' optimizers of that name
+do wrong: each defect is held to not be ours.
+"""
 
 import inspect
 
@@ -21,7 +23,9 @@ def stepped(make, value=1.0, grad=0.0, steps=1):
 
 
 def test_adam_is_not_adamw():
-    """bitsandbytes decouples the decay of "Adam" too. A zero gradient tells: L2 decay goes through the moments, so the step is lr, not lr * decay."""
+    """bitsandbytes decouples the decay of "Adam" too. A zero gradient tells: L2 decay goes through
+    the moments, so the step is lr, not lr * decay.
+    """
     adam, _ = stepped(lambda p: lowbit.Adam8bit(p, lr=1e-2, weight_decay=0.1))
     adamw, _ = stepped(lambda p: lowbit.AdamW8bit(p, lr=1e-2, weight_decay=0.1))
     torch.testing.assert_close(adam, torch.full(MATRIX, 1 - 1e-2), rtol=1e-5, atol=0)
@@ -30,14 +34,18 @@ def test_adam_is_not_adamw():
 
 @pytest.mark.parametrize("name, by", [("RMSprop8bit", 0.01**0.5), ("Adagrad8bit", 1.0)])
 def test_decay_is_in_numerator_and_denominator(name, by):
-    """bitsandbytes' CUDA kernels put the decayed gradient into the state but the raw one on top: with no gradient nothing decays."""
+    """bitsandbytes' CUDA kernels put the decayed gradient into the state but the raw one on top:
+    with no gradient nothing decays.
+    """
     p, _ = stepped(lambda p: getattr(lowbit, name)(p, lr=1e-2, weight_decay=0.1, eps=0.0))
     torch.testing.assert_close(p, torch.full(MATRIX, 1 - 1e-2 / by), rtol=1e-5, atol=0)
 
 
 @pytest.mark.parametrize("name, key", [("RMSprop8bit", "square_avg"), ("Adagrad8bit", "sum")])
 def test_sums_of_squares_take_the_unsigned_map(name, key):
-    """bitsandbytes keeps them in the signed map: half the codes wasted, and what is small is 0 and divides by eps."""
+    """bitsandbytes keeps them in the signed map: half the codes wasted,
+    and what is small is 0 and divides by eps.
+    """
     p = nn.Parameter(torch.zeros(MATRIX))
     opt = getattr(lowbit, name)([p], lr=1e-2)
     p.grad = torch.full(MATRIX, 1.0)
@@ -54,27 +62,49 @@ def test_sums_of_squares_take_the_unsigned_map(name, key):
 def test_sgd_obeys_dampening_and_nesterov():
     """bitsandbytes' SGD takes both and ignores them, and refuses momentum=0."""
     plain, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9), grad=1.0, steps=2)
-    damped, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9, dampening=0.5), grad=1.0, steps=2)  # fmt: skip
-    ahead, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9, nesterov=True), grad=1.0, steps=2)  # fmt: skip
+    damped, _ = stepped(
+        lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9, dampening=0.5), grad=1.0, steps=2
+    )
+    ahead, _ = stepped(
+        lambda p: lowbit.SGD8bit(p, lr=0.1, momentum=0.9, nesterov=True), grad=1.0, steps=2
+    )
     without, _ = stepped(lambda p: lowbit.SGD8bit(p, lr=0.1), grad=1.0, steps=2)
     for got, want in ((plain, 2.9), (damped, 2.4), (ahead, 1.9 + 2.71), (without, 2.0)):
         torch.testing.assert_close(got, torch.full(MATRIX, 1 - 0.1 * want), rtol=1e-4, atol=1e-5)
 
 
 def test_lion_does_not_hide_an_overflow():
-    """The sign of an infinite momentum is as good as any other: the weight would go on for ever, and the momentum never come back."""
+    """The sign of an infinite momentum is as good as any other: the weight would go on for ever,
+    and the momentum never come back.
+    """
     p, _ = stepped(lambda p: lowbit.Lion8bit(p), grad=float("inf"))
     assert p.isnan().all()
 
 
-@pytest.mark.parametrize("name", ["AdamW8bit", "Adam8bit", "Lion8bit", "SGD8bit", "RMSprop8bit", "Adagrad8bit", "AdEMAMix8bit", "LAMB8bit", "LARS8bit"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "AdamW8bit",
+        "Adam8bit",
+        "Lion8bit",
+        "SGD8bit",
+        "RMSprop8bit",
+        "Adagrad8bit",
+        "AdEMAMix8bit",
+        "LAMB8bit",
+        "LARS8bit",
+    ],
+)
 def test_names_of_bitsandbytes_keep_codes(name):
     options = {"momentum": 0.9} if name in ("SGD8bit", "LARS8bit") else {}
     _, state = stepped(lambda p: getattr(lowbit, name)(p, lr=1e-3, **options), grad=0.1)
     assert any(t.dtype == torch.uint8 for t in state.values())
 
 
-@pytest.mark.parametrize("name, bits, block", [("AdamW4bit", 4, 64), ("Adam4bit", 4, 128), ("AdamWFp8", 8, 128), ("AdamFp8", 8, 256)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, bits, block",
+    [("AdamW4bit", 4, 64), ("Adam4bit", 4, 128), ("AdamWFp8", 8, 128), ("AdamFp8", 8, 256)],
+)
 def test_names_of_torchao_take_its_keywords(name, bits, block):
     seen = list(inspect.signature(getattr(lowbit, name)).parameters)
     assert seen[:6] == ["params", "lr", "betas", "eps", "weight_decay", "amsgrad"]
@@ -93,7 +123,13 @@ def test_names_of_torchao_take_its_keywords(name, bits, block):
 @pytest.mark.parametrize("name", ["AdamW8bit", "Lion8bit"])
 def test_keywords_of_bitsandbytes_are_named_with_what_replaces_them(name):
     make = getattr(lowbit, name)
-    with pytest.raises(TypeError, match=rf"lowbit.{name} .* bitsandbytes' optim_bits, min_8bit_size: .*state_format=.*min_numel="):  # fmt: skip
+    with pytest.raises(
+        TypeError,
+        match=(
+            rf"lowbit.{name} .* bitsandbytes' optim_bits, min_8bit_size: "
+            r".*state_format=.*min_numel="
+        ),
+    ):
         make([nn.Parameter(torch.ones(MATRIX))], optim_bits=8, min_8bit_size=4096)
     for keyword in ("block_wise", "is_paged", "percentile_clipping"):
         with pytest.raises(TypeError, match=f"in place of {keyword} write "):
@@ -104,9 +140,14 @@ def test_keywords_of_bitsandbytes_are_named_with_what_replaces_them(name):
 RULES = ["Adam", "AdamW", "AdEMAMix", "Adagrad", "LAMB", "LARS", "Lion", "RMSprop", "SGD"]
 BITSANDBYTES = [
     *(rule + bits for rule in RULES for bits in ("", "8bit", "32bit")),
-    *(f"Paged{rule}{bits}" for rule in ("Adam", "AdamW", "AdEMAMix", "Lion") for bits in ("", "8bit", "32bit")),
-    "PytorchLARS", "GlobalOptimManager",
-]  # fmt: skip
+    *(
+        f"Paged{rule}{bits}"
+        for rule in ("Adam", "AdamW", "AdEMAMix", "Lion")
+        for bits in ("", "8bit", "32bit")
+    ),
+    "PytorchLARS",
+    "GlobalOptimManager",
+]
 
 
 @pytest.mark.parametrize("name", BITSANDBYTES)
@@ -126,10 +167,24 @@ def test_a_name_of_bitsandbytes_is_there_or_says_what_to_write(name):
         return
     opt = eval(written.replace("...", "[nn.Parameter(torch.ones(MATRIX))]"))
     assert name.startswith("Paged") == (opt.state_memory == "managed")
-    assert opt.param_groups[0]["state_format"] == ("float32" if "8bit" not in name and name != "PytorchLARS" else "8bit")  # fmt: skip
+    assert opt.param_groups[0]["state_format"] == (
+        "float32" if "8bit" not in name and name != "PytorchLARS" else "8bit"
+    )
 
 
-@pytest.mark.parametrize("name, right", [("AdamW8Bit", "AdamW8bit"), ("Adamw", "AdamW"), ("param_group", "param_groups"), ("foo", None), ("_AdamW", None)])  # fmt: skip
+@pytest.mark.parametrize(
+    "name, right",
+    [
+        ("AdamW8Bit", "AdamW8bit"),
+        ("Adamw", "AdamW"),
+        ("param_group", "param_groups"),
+        ("foo", None),
+        ("_AdamW", None),
+    ],
+)
 def test_a_name_that_is_nearly_one_says_which(name, right):
-    with pytest.raises(AttributeError, match=f"no attribute '{name}'" + (f"; did you mean '{right}'" if right else "$")):  # fmt: skip
+    with pytest.raises(
+        AttributeError,
+        match=f"no attribute '{name}'" + (f"; did you mean '{right}'" if right else "$"),
+    ):
         getattr(lowbit, name)

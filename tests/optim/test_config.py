@@ -160,17 +160,28 @@ def test_one_pattern_is_one_pattern():
 def test_overrides_of_groups_and_of_numbers():
     net = model()
     groups = [
-        {"params": net["body"].named_parameters(), "overrides": lowbit.override("1.weight", full_precision=True)},
+        {
+            "params": net["body"].named_parameters(),
+            "overrides": lowbit.override("1.weight", full_precision=True),
+        },
         {"params": net["head"].named_parameters()},
-    ]  # fmt: skip
+    ]
     opt = lowbit.AdamW(groups)
     assert formats(opt)["1.weight"] == ["float32"] * 2 and formats(opt)["0.weight"][0] == "dynamic8"
     opt.add_param_group(
-        {"params": net["tokens"].named_parameters(prefix="tokens"), "overrides": {"tokens.*": {"full_precision": True}}}
-    )  # fmt: skip
+        {
+            "params": net["tokens"].named_parameters(prefix="tokens"),
+            "overrides": {"tokens.*": {"full_precision": True}},
+        }
+    )
     assert formats(opt)["tokens.weight"] == ["float32"] * 2
     with pytest.raises(ValueError, match="'nothing"):
-        opt.add_param_group({"params": [("x", nn.Parameter(torch.ones(70, 70)))], "overrides": {"nothing*": {"full_precision": True}}})  # fmt: skip
+        opt.add_param_group(
+            {
+                "params": [("x", nn.Parameter(torch.ones(70, 70)))],
+                "overrides": {"nothing*": {"full_precision": True}},
+            }
+        )
     assert len(opt.param_groups) == 3  # as before
     opt = lowbit.AdamW(net.parameters(), overrides=lowbit.override("1", full_precision=True))
     full_precision = [not any(slot.coded for slot in lay.slots) for _, _, lay in opt.laid_out()]
@@ -221,7 +232,9 @@ def test_distributed_checkpoints_keep_state_of_overridden_formats(tmp_path, flat
     lowbit.load_optimizer(third, tmp_path / "x")
     for p in net.parameters():
         for key, value in opt.state[p].items():
-            assert torch.equal(again.state[p][key], value) and torch.equal(third.state[p][key], value)  # fmt: skip
+            assert torch.equal(again.state[p][key], value) and torch.equal(
+                third.state[p][key], value
+            )
     assert again.param_groups[0]["overrides"] == overrides
 
 
@@ -255,7 +268,9 @@ def test_override_quantize_enable(monkeypatch):
     with monkeypatch.context() as patched, pytest.raises(ValueError, match="on dimension 2"):
         patched.setattr(layout.sharding, "part", refused)
         cut.override_quantize_enable(one, "weight", True)
-    assert formats(cut)["weight"] == wide and set(cut.state[one.weight]) == set(opt.state[net["body"][0].weight])  # fmt: skip
+    assert formats(cut)["weight"] == wide and set(cut.state[one.weight]) == set(
+        opt.state[net["body"][0].weight]
+    )
     fresh = lowbit.AdamW(net.parameters())
     with pytest.raises(ValueError, match="two dimensions"):
         fresh.override_quantize_enable(net["body"][0], "bias", True)

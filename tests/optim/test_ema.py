@@ -1,4 +1,6 @@
-"""The average of weights: it moves where torch's bfloat16 average stands still, with the bits of a reference in numpy, and gives the weights back."""
+"""The average of weights: it moves where torch's bfloat16 average stands still, with the bits of a
+reference in numpy, and gives the weights back.
+"""
 
 import zlib
 
@@ -35,7 +37,9 @@ def bits(t):
 
 
 def test_torchs_bfloat16_average_stands_still_and_this_one_does_not():
-    """The weights jump by a tenth and stay there; after 3,000 updates of decay 0.999 an average has made 95 % of the way."""
+    """The weights jump by a tenth and stay there;
+    after 3,000 updates of decay 0.999 an average has made 95 % of the way.
+    """
     model = model_of()
     theirs = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.999))
     ours = lowbit.EMA(model, 0.999)
@@ -58,7 +62,9 @@ def test_torchs_bfloat16_average_stands_still_and_this_one_does_not():
 
 
 def test_its_expected_value_is_the_float32_average():
-    """Errors of single elements average out: their mean over a matrix stays a hundredth of their size."""
+    """Errors of single elements average out: their mean over a matrix stays a hundredth of their
+    size.
+    """
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(256, 256) * 0.02)
     ema = lowbit.EMA([("w", p)], 0.99)
@@ -97,7 +103,11 @@ def twin(average, weight, decay, seed, step, stream):
     b = x.astype(np.float32).view(np.uint32)
     nan = np.isnan(x)
     size, sign = b & 0x7FFFFFFF, b & 0x80000000
-    random = random16(np.arange(x.size, dtype=np.uint64), seed, step, stream).astype(np.uint32).reshape(x.shape)  # fmt: skip
+    random = (
+        random16(np.arange(x.size, dtype=np.uint64), seed, step, stream)
+        .astype(np.uint32)
+        .reshape(x.shape)
+    )
     carries = size < 0x7F7F0000
     up = np.where(carries, size + random, size) & 0xFFFF0000
     return np.where(nan, np.uint32(0x7FC00000), up | sign).astype(np.uint32).view(np.float32)
@@ -107,9 +117,13 @@ shapes = st.lists(st.integers(1, 40), max_size=4).filter(lambda s: np.prod(s) < 
 
 
 @given(
-    shapes, st.sampled_from([torch.float32, torch.bfloat16, torch.float16]), st.sampled_from(ISAS),
-    st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.999, 0.99999]), st.integers(0, 2**40), st.integers(0, 2**31),
-)  # fmt: skip
+    shapes,
+    st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
+    st.sampled_from(ISAS),
+    st.sampled_from([0.0, 0.25, 0.5, 0.9, 0.999, 0.99999]),
+    st.integers(0, 2**40),
+    st.integers(0, 2**31),
+)
 def test_every_update_has_the_bits_of_the_reference(shape, dtype, isa, decay, seed, sample):
     before = ops.catalog()["isa"]
     ops.set_isa(isa)
@@ -159,7 +173,9 @@ def test_a_float32_average_is_torchs():
 
 
 def test_random_bits_are_no_optimizers():
-    """The weight's rounding at step n and the average's at update n must not go together: the average would be off by a step."""
+    """The weight's rounding at step n and the average's at update n must not go together: the
+    average would be off by a step.
+    """
     names = {"a.weight", "a.bias"}
     model = nn.ModuleDict({"a": nn.Linear(8, 8)})
     streams = {member.stream for member in lowbit.EMA(model)._members}
@@ -170,7 +186,9 @@ def test_one_operator_call_whatever_the_dtypes(monkeypatch):
     calls = []
     step = ops.step
     monkeypatch.setattr(ops, "step", lambda *a, **k: calls.append(len(a[1])) or step(*a, **k))
-    params = [nn.Parameter(torch.ones(3, dtype=d)) for d in (torch.float32, torch.bfloat16, torch.float16)]  # fmt: skip
+    params = [
+        nn.Parameter(torch.ones(3, dtype=d)) for d in (torch.float32, torch.bfloat16, torch.float16)
+    ]
     ema = lowbit.EMA(params)
     ema.update_parameters()
     assert calls == [3] and list(ema.averages) == ["0", "1", "2"]
@@ -308,7 +326,12 @@ def test_what_would_mix_weights_and_averages_is_refused(dtype):
     ema = lowbit.EMA(model)
     saved = ema.state_dict()
     with ema.average_parameters():
-        for call in (ema.update_parameters, ema.state_dict, ema.copy_to, lambda: ema.load_state_dict(saved)):  # fmt: skip
+        for call in (
+            ema.update_parameters,
+            ema.state_dict,
+            ema.copy_to,
+            lambda: ema.load_state_dict(saved),
+        ):
             with pytest.raises(RuntimeError, match="called within average_parameters"):
                 call()
         with (
@@ -359,7 +382,9 @@ def test_a_resumed_average_goes_on_with_the_same_bits(tmp_path, state_format):
 
 
 def test_a_load_in_place_counts_too():
-    """As torch.distributed.checkpoint loads into a state dict: without the count the next update would copy the weights."""
+    """As torch.distributed.checkpoint loads into a state dict: without the count the next update
+    would copy the weights.
+    """
     model = model_of()
     ema, other = lowbit.EMA(model, 0.9), lowbit.EMA(model, 0.9)
     for _ in range(3):

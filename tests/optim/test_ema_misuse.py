@@ -99,7 +99,6 @@ def test_an_update_that_a_graph_captures_is_refused(monkeypatch):
 
 def test_wrappers_leave_no_trace_in_names():
     model = model_of()
-    wrapped = nn.ModuleDict(
-        {"_orig_mod": model}
-    )  # as torch.compile names it, which takes long to import
+    # as torch.compile names it, which takes long to import
+    wrapped = nn.ModuleDict({"_orig_mod": model})
     assert list(lowbit.EMA(wrapped).averages) == [name for name, _ in model.named_parameters()]

@@ -1,4 +1,6 @@
-"""An option is refused in a group as in the constructor, in the same words, and never by a step: every optimizer, every option, several wrong values."""
+"""An option is refused in a group as in the constructor, in the same words, and never by a step:
+every optimizer, every option, several wrong values.
+"""
 
 import inspect
 import math
@@ -13,14 +15,21 @@ from torch import nn
 
 import lowbit
 
-WRONG = ("1e-8", None, -1.0, math.nan, (0.9,), (0.5, -1.0), (0.5, "0.9"), torch.ones(2), torch.tensor(0.5), 1.5, 2)  # fmt: skip
-COUNTED = (
-    "k",
-    "train_mode",
-    "weight_sum",
-    "lr_max",
-    "scheduled_lr",
-)  # Schedule-Free's own, no options
+WRONG = (
+    "1e-8",
+    None,
+    -1.0,
+    math.nan,
+    (0.9,),
+    (0.5, -1.0),
+    (0.5, "0.9"),
+    torch.ones(2),
+    torch.tensor(0.5),
+    1.5,
+    2,
+)
+# Schedule-Free's own, no options
+COUNTED = ("k", "train_mode", "weight_sum", "lr_max", "scheduled_lr")
 
 
 def params():
@@ -48,10 +57,14 @@ def test_a_group_refuses_what_the_constructor_refuses(name, one_thread):
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 whole = refusal(lambda here: cls(here, **{**own, key: value}))  # noqa: B023
-                group = refusal(lambda here: cls([{"params": here, key: value}], **own))  # noqa: B023
+                group = refusal(lambda ps: cls([{"params": ps, key: value}], **own))  # noqa: B023
             assert type(whole) is type(group), (key, value, whole, group)
             if whole is not None:
-                said = str(group).removeprefix("parameter group 0: ").replace("the parameter group", "the optimizer")  # fmt: skip
+                said = (
+                    str(group)
+                    .removeprefix("parameter group 0: ")
+                    .replace("the parameter group", "the optimizer")
+                )
                 assert said == str(whole), (key, value)
                 refused += 1
     assert refused > 10
@@ -76,7 +89,10 @@ def test_a_group_that_is_added_is_checked_and_named():
 
 def test_settings_of_another_rule_are_refused_by_the_load():
     saved = stepped(lowbit.AdamW(here := params()), here)
-    for cls, words in ((lowbit.AdEMAMix, "betas should be 3 numbers"), (lowbit.Adafactor, "eps should be 2 numbers")):  # fmt: skip
+    for cls, words in (
+        (lowbit.AdEMAMix, "betas should be 3 numbers"),
+        (lowbit.Adafactor, "eps should be 2 numbers"),
+    ):
         opt = cls(params())
         before = opt.state_dict()["param_groups"]
         with pytest.raises(TypeError, match=f"group 0 of the state dict .*{cls.__name__}.*{words}"):
@@ -87,16 +103,40 @@ def test_settings_of_another_rule_are_refused_by_the_load():
 SAVED = (  # what schedules, torch and programs leave in groups, which a step takes
     ("AdamW", {}, {"lr": -1e-20, "fused": True, "foreach": True, "differentiable": True}),
     ("AdamW", {}, {"lr": torch.tensor([-1e-9]), "weight_decay": -1e-20, "betas": [0.9, 1.0]}),
-    ("AdamW", {}, {"betas": torch.tensor([0.9, 0.99]), "eps": torch.tensor(1e-8), "lr": np.array(1e-3)}),
-    ("AdamW", {}, {"betas": (torch.tensor(0.9), 0.99), "weight_decay": np.array(0.1), "lr": math.nan}),
-    ("AdamW", {}, {"betas": np.array([0.9, 0.99]), "maximize": np.bool_(False), "cautious": torch.tensor(False)}),
+    (
+        "AdamW",
+        {},
+        {"betas": torch.tensor([0.9, 0.99]), "eps": torch.tensor(1e-8), "lr": np.array(1e-3)},
+    ),
+    (
+        "AdamW",
+        {},
+        {"betas": (torch.tensor(0.9), 0.99), "weight_decay": np.array(0.1), "lr": math.nan},
+    ),
+    (
+        "AdamW",
+        {},
+        {
+            "betas": np.array([0.9, 0.99]),
+            "maximize": np.bool_(False),
+            "cautious": torch.tensor(False),
+        },
+    ),
     ("AdamW", {}, {"amsgrad": None, "maximize": None, "capturable": None, "cautious": None}),
     ("SGD", {"momentum": 0.9, "nesterov": True}, {"momentum": 0.0}),
-    ("SGD", {"momentum": 0.9}, {"nesterov": None, "dampen_first": None, "maximize": None, "dampening": np.float32(0.0)}),
+    (
+        "SGD",
+        {"momentum": 0.9},
+        {"nesterov": None, "dampen_first": None, "maximize": None, "dampening": np.float32(0.0)},
+    ),
     ("MuonWithAdamW", {}, {"nesterov": None, "momentum": torch.tensor(0.95), "lr": -1e-20}),
-    ("Adafactor", {}, {"beta1": None, "eps": [None, -1e-20], "relative_step": None, "add_eps": None}),
+    (
+        "Adafactor",
+        {},
+        {"beta1": None, "eps": [None, -1e-20], "relative_step": None, "add_eps": None},
+    ),
     ("AdEMAMix", {}, {"betas": (0.9, 0.999, 1.0), "t_alpha": None}),
-)  # fmt: skip
+)
 
 
 def built(name, here, **own):
@@ -106,7 +146,9 @@ def built(name, here, **own):
 
 @pytest.mark.parametrize(("name", "own", "settings"), SAVED)
 def test_a_load_takes_what_is_left_in_groups_and_a_second_one_too(name, own, settings):
-    """Ranges are for what a user asks for: a cosine ends a little below 0, and the next load finds that in the live group."""
+    """Ranges are for what a user asks for: a cosine ends a little below 0,
+    and the next load finds that in the live group.
+    """
     saved = stepped(built(name, here := params(), **own), here)
     saved["param_groups"][0] |= settings
     opt = built(name, here := params(), **own)
@@ -149,26 +191,42 @@ def test_a_load_does_not_ask_what_the_live_group_has(live):
         ("AdamW", {"lr": 1j}, "lr should be a number but is: 1j"),
         ("AdamW", {"weight_decay": None}, "weight_decay should be a number but is: None"),
         ("AdamW", {"eps": "1e-8"}, "epsilon should be a number but is: '1e-8'"),
-        ("AdamW", {"lr": -1e-20, "weight_decay": -1e-20, "betas": (0.9, "0.99")}, "betas[1] should be a number but is: '0.99'"),
-        ("AdamW", {"weight_decay": -1.0, "betas": torch.ones(3)}, "betas should be 2 numbers but is: [1.0, 1.0, 1.0]"),
+        (
+            "AdamW",
+            {"lr": -1e-20, "weight_decay": -1e-20, "betas": (0.9, "0.99")},
+            "betas[1] should be a number but is: '0.99'",
+        ),
+        (
+            "AdamW",
+            {"weight_decay": -1.0, "betas": torch.ones(3)},
+            "betas should be 2 numbers but is: [1.0, 1.0, 1.0]",
+        ),
         ("AdamW", {"maximize": "false"}, "maximize should be True or False but is: 'false'"),
         ("Adafactor", {"decay_by": "rate"}, "decay_by should be one of"),
         ("Adafactor", {"eps": 1e-8}, "eps should be 2 numbers but is: 1e-08"),
-        ("MuonWithAdamW", {"momentum": -1e-20, "ns_coefficients": (1.0, 2.0)}, "ns_coefficients should be three numbers"),
+        (
+            "MuonWithAdamW",
+            {"momentum": -1e-20, "ns_coefficients": (1.0, 2.0)},
+            "ns_coefficients should be three numbers",
+        ),
     ],
-)  # fmt: skip
+)
 def test_a_load_refuses_what_cannot_be_a_setting_and_names_the_group(name, settings, words):
     saved = stepped(built(name, here := params()), here)
     saved["param_groups"][0] |= settings
     opt = built(name, params())
     before = opt.state_dict()["param_groups"]
-    with pytest.raises((TypeError, ValueError), match=f"group 0 of the state dict .*{re.escape(words)}"):  # fmt: skip
+    with pytest.raises(
+        (TypeError, ValueError), match=f"group 0 of the state dict .*{re.escape(words)}"
+    ):
         opt.load_state_dict(saved)
     assert opt.state_dict()["param_groups"] == before
 
 
 def test_a_group_that_is_added_need_not_answer_for_a_schedule():
-    """A rate that is a tensor is written in place, in the defaults too; a copied group has what a schedule left in the other."""
+    """A rate that is a tensor is written in place, in the defaults too; a copied group has what a
+    schedule left in the other.
+    """
     rate = torch.tensor(1e-3)
     opt = lowbit.AdamW(params(), lr=rate)
     rate.fill_(-1e-9)
@@ -212,11 +270,19 @@ def test_a_rate_below_0_that_a_schedule_wrote_does_not_keep_an_optimizer_from_be
         make([{"params": params(), "lr": -1e-12}])
 
 
-@pytest.mark.parametrize("settings", [
-    {"lr": np.array(1e-3), "weight_decay": np.array(0.01), "eps": np.array(1e-8), "betas": np.array([0.9, 0.99])},
-    {"amsgrad": None, "maximize": None, "capturable": None, "cautious": None},
-    {"amsgrad": 0.0, "maximize": torch.tensor(False)},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "lr": np.array(1e-3),
+            "weight_decay": np.array(0.01),
+            "eps": np.array(1e-8),
+            "betas": np.array([0.9, 0.99]),
+        },
+        {"amsgrad": None, "maximize": None, "capturable": None, "cautious": None},
+        {"amsgrad": 0.0, "maximize": torch.tensor(False)},
+    ],
+)
 def test_numbers_of_numpy_and_flags_as_torch_takes_them(settings, one_thread):
     here, there = params(), params()
     stepped(lowbit.AdamW(here, **settings), here)

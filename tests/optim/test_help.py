@@ -37,7 +37,10 @@ def test_help_shows_every_argument_with_its_meaning_and_default(cls):
         value = parameter.default
         if said and isinstance(value, int | float) and said[1] and re.match(r"[\d.]", said[1]):
             assert float(said[1]) == float(value), f"{name}={value}: {text}"
-    assert all(line.startswith("    ") or not line for line in re.search(r"Args:\n(.*?)(?=\n\S|\Z)", cls.__doc__, re.S)[1].splitlines()[:-1])  # fmt: skip
+    assert all(
+        line.startswith("    ") or not line
+        for line in re.search(r"Args:\n(.*?)(?=\n\S|\Z)", cls.__doc__, re.S)[1].splitlines()[:-1]
+    )
 
 
 def test_nothing_waits_for_a_class_that_never_comes():
@@ -109,14 +112,39 @@ def test_mypy_finds_wrong_arguments(tmp_path):
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy: pip install -e .[dev]")
     (tmp_path / "program.py").write_text(PROGRAM)
-    # The settings of pyproject.toml, so that the modules that `make lint` has looked at are not looked at again.
+    # The settings of pyproject.toml,
+    # so that the modules that `make lint` has looked at are not looked at again.
     config = tmp_path / "mypy.ini"
-    strict = ("disallow_any_generics", "disallow_untyped_calls", "disallow_untyped_defs", "warn_return_any", "strict_equality", "warn_unused_ignores")  # fmt: skip
-    config.write_text("[mypy]\nignore_missing_imports = True\n[mypy-lowbit.*]\nimplicit_reexport = False\n[mypy-program]\n" + "".join(f"{flag} = True\n" for flag in strict))  # fmt: skip
+    strict = (
+        "disallow_any_generics",
+        "disallow_untyped_calls",
+        "disallow_untyped_defs",
+        "warn_return_any",
+        "strict_equality",
+        "warn_unused_ignores",
+    )
+    config.write_text(
+        (
+            "[mypy]\nignore_missing_imports = True\n[mypy-lowbit.*]\nimplicit_reexport = False\n"
+            "[mypy-program]\n"
+        )
+        + "".join(f"{flag} = True\n" for flag in strict)
+    )
     done = subprocess.run(
-        [sys.executable, "-m", "mypy", "--config-file", config, "--cache-dir", ROOT / ".mypy_cache", tmp_path / "program.py"],
-        cwd=ROOT, capture_output=True, text=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "mypy",
+            "--config-file",
+            config,
+            "--cache-dir",
+            ROOT / ".mypy_cache",
+            tmp_path / "program.py",
+        ],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
     found = re.findall(r"program\.py:(\d+): error: (.*?)  \[([\w-]+)\]", done.stdout)
     assert [int(line) for line, _, _ in found] == WRONG, done.stdout + done.stderr
     codes = [code for _, _, code in found]
@@ -130,8 +158,10 @@ def test_pyright_finds_wrong_arguments(tmp_path):
     settings = {"extraPaths": [str(ROOT)], "pythonVersion": "3.10", "reportMissingTypeStubs": False}
     (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
     done = subprocess.run(
-        [tool("pyright"), "--outputjson", "--pythonpath", sys.executable, "-p", tmp_path], capture_output=True, text=True
-    )  # fmt: skip
+        [tool("pyright"), "--outputjson", "--pythonpath", sys.executable, "-p", tmp_path],
+        capture_output=True,
+        text=True,
+    )
     report = json.loads(done.stdout)["generalDiagnostics"]
     lines = {each["range"]["start"]["line"] + 1 for each in report if each["severity"] == "error"}
     assert sorted(lines) == WRONG, done.stdout

@@ -1,4 +1,6 @@
-"""The numpy reference of the low-rank optimizers against what the authors' own code left. The C++ is held against the same arrays by tests/cpp/test_lowrank.cpp."""
+"""The numpy reference of the low-rank optimizers against what the authors' own code left. The C++
+is held against the same arrays by tests/cpp/test_lowrank.cpp.
+"""
 
 import lowrank_reference as reference
 import numpy as np

@@ -90,7 +90,9 @@ def test_a_seed_that_is_none_is_refused_at_once(seed):
             build()
 
 
-@pytest.mark.parametrize("make", [lowbit.AdamW, lowbit.Lion, lowbit.LAMB, lowbit.AdEMAMix, lowbit.CAME, lowbit.APOLLO])  # fmt: skip
+@pytest.mark.parametrize(
+    "make", [lowbit.AdamW, lowbit.Lion, lowbit.LAMB, lowbit.AdEMAMix, lowbit.CAME, lowbit.APOLLO]
+)
 @pytest.mark.parametrize("betas", [0.9, (0.9,), (0.9, 0.99, 0.999, 0.9999), "bb"])
 def test_another_number_of_betas_is_refused_at_once(make, betas):
     with pytest.raises(TypeError, match=r"betas should be [23] numbers but is"):
@@ -134,7 +136,9 @@ def test_a_model_that_is_converted_behind_the_optimizer_is_named(named):
     model.bfloat16()
     model(torch.ones(2, 96).bfloat16()).sum().backward()
     what = "'weight'" if named else "0"
-    with pytest.raises(RuntimeError, match=rf"parameter {what} is bfloat16 \(64, 96\) now, but .* for float32"):  # fmt: skip
+    with pytest.raises(
+        RuntimeError, match=rf"parameter {what} is bfloat16 \(64, 96\) now, but .* for float32"
+    ):
         opt.step()
     model.float()
     model.weight.data = torch.ones(32, 96)
@@ -182,7 +186,10 @@ def test_a_wrong_instruction_set_is_said_by_the_first_use_and_not_by_the_import(
     """A program that only imports lowbit, such as one that lists its plugins, runs on."""
     code = "import lowbit; print('imported', flush=True); lowbit.catalog()"
     done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, "LOWBIT_ISA": "foo"}, capture_output=True, text=True
-    )  # fmt: skip
+        [sys.executable, "-c", code],
+        env={**os.environ, "LOWBIT_ISA": "foo"},
+        capture_output=True,
+        text=True,
+    )
     assert done.stdout == "imported\n" and done.returncode != 0
     assert "LOWBIT_ISA=foo: this processor runs" in done.stderr

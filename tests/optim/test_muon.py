@@ -1,4 +1,6 @@
-"""Muon: torch's steps with float32 state, the same bits however it is computed, and what is refused."""
+"""Muon: torch's steps with float32 state, the same bits however it is computed,
+and what is refused.
+"""
 
 import copy
 import pickle
@@ -41,9 +43,10 @@ def bits(params, opt):
 
 def same(a, b):
     return len(a) == len(b) and all(
-        x.dtype == y.dtype and torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
+        x.dtype == y.dtype
+        and torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
         for x, y in zip(a, b, strict=True)
-    )  # fmt: skip
+    )
 
 
 # ---- torch's Muon ----
@@ -52,10 +55,14 @@ def same(a, b):
 @pytest.mark.parametrize("name", CASES)
 @pytest.mark.parametrize("orthogonalize, near", [("torch", 2e-4), ("exact", 2e-3)])
 def test_float32_state_reproduces_torch(name, orthogonalize, near):
-    """The golden trajectories are torch's. A value that is rounded to the other bfloat16 moves the matrix by some 1e-4."""
+    """The golden trajectories are torch's.
+    A value that is rounded to the other bfloat16 moves the matrix by some 1e-4.
+    """
     golden = np.load(GOLDEN / "muon.npz")
     params = [nn.Parameter(torch.from_numpy(golden[f"p{i}"])) for i in range(3)]
-    opt = lowbit.Muon(params, lr=LR, state_format="float32", orthogonalize=orthogonalize, **CASES[name])  # fmt: skip
+    opt = lowbit.Muon(
+        params, lr=LR, state_format="float32", orthogonalize=orthogonalize, **CASES[name]
+    )
     for t in range(STEPS):
         for i, p in enumerate(params):
             p.grad = torch.from_numpy(golden[f"g{i}"][t]).float()
@@ -86,14 +93,22 @@ def test_torchs_state_dict_goes_on():
         theirs.state[p]["momentum_buffer"],
         eight.state[ours]["momentum_buffer_dynamic8"],
     )
-    read = ops.dequantize(codes, eight.state[ours]["momentum_buffer_dynamic8_scale"], "dynamic8", 256, 80)  # fmt: skip
+    read = ops.dequantize(
+        codes, eight.state[ours]["momentum_buffer_dynamic8_scale"], "dynamic8", 256, 80
+    )
     assert (read - buffer).norm() <= 0.02 * buffer.norm()
 
 
 @pytest.mark.parametrize(
     "bad",
-    [{"lr": -1.0}, {"lr": torch.ones(2)}, {"momentum": -0.1}, {"weight_decay": -1.0}, {"adjust_lr_fn": "half"}],
-)  # fmt: skip
+    [
+        {"lr": -1.0},
+        {"lr": torch.ones(2)},
+        {"momentum": -0.1},
+        {"weight_decay": -1.0},
+        {"adjust_lr_fn": "half"},
+    ],
+)
 def test_bad_arguments_raise_torchs_words(bad):
     texts = []
     for cls in (lowbit.Muon, torch.optim.Muon):
@@ -108,7 +123,9 @@ def test_bad_arguments_raise_torchs_words(bad):
 SHAPES = [(64, 96), (96, 64), (77, 130), (130, 77), (4, 24, 40), (3, 40, 24)]
 
 
-@pytest.mark.parametrize("options", [{}, {"dtype": torch.bfloat16}, {"state_format": "float32"}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{}, {"dtype": torch.bfloat16}, {"state_format": "float32"}], ids=str
+)
 def test_bits_do_not_depend_on_threads_and_instruction_set(options):
     found = []
     for isa in ISAS:
@@ -153,7 +170,9 @@ def test_schedules():
 
 
 def apart(shapes, parts, whole, **options):
-    """Whether a whole parameter steps as the matrices of `parts` do by themselves; the gradients are the whole's."""
+    """Whether a whole parameter steps as the matrices of `parts` do by themselves;
+    the gradients are the whole's.
+    """
     value, grads = drawn(*shapes), [drawn(*shapes, seed=50 + t, scale=0.1) for t in range(3)]
     joined = nn.Parameter(value.clone())
     several = [nn.Parameter(part.clone()) for part in parts(value)]
@@ -201,7 +220,9 @@ def test_bfloat16_parameters():
     exact, _ = train(lowbit.Muon, [(64, 128)], steps=30, lr=1e-3)
     errors = {}
     for name in ("auto", "nearest", "bfloat16_kahan", "bfloat16_split8", "bfloat16_split16"):
-        (p,), opt = train(lowbit.Muon, [(64, 128)], steps=30, lr=1e-3, dtype=torch.bfloat16, param_format=name)  # fmt: skip
+        (p,), opt = train(
+            lowbit.Muon, [(64, 128)], steps=30, lr=1e-3, dtype=torch.bfloat16, param_format=name
+        )
         errors[name] = float((p.detach().float() - exact[0].detach()).square().mean().sqrt())
         assert errors[name] < 1e-2, errors
         assert bool(opt.layouts[p].compensation) == ("kahan" in name or "split" in name)
@@ -323,12 +344,20 @@ class Model(nn.Module):
 
 
 def grouped(groups):
-    return {name: (g["use_muon"], g.get("full_precision", False)) for g in groups for name in g["param_names"]}  # fmt: skip
+    return {
+        name: (g["use_muon"], g.get("full_precision", False))
+        for g in groups
+        for name in g["param_names"]
+    }
 
 
 def test_groups_of_a_model():
     found = grouped(lowbit.muon_param_groups(Model(), lr=0.5))
-    assert {name for name, (of_muon, _) in found.items() if of_muon} == {"qkv.weight", "router.weight", "experts"}  # fmt: skip
+    assert {name for name, (of_muon, _) in found.items() if of_muon} == {
+        "qkv.weight",
+        "router.weight",
+        "experts",
+    }
     assert {name for name, (_, full) in found.items() if full} == {"embed.weight", "lm_head.weight"}
     assert len(found) == len(list(Model().parameters()))
     routed = grouped(lowbit.muon_param_groups(Model(), adamw=["router.*"]))

@@ -25,7 +25,9 @@ def last_sum(x):
 
 
 def even_rows(o, v, beta2):
-    """NorMuon's rows of an orthogonalized matrix (arXiv:2510.05491), and the moments after: csrc/core/muon/row_moment.h in NumPy."""
+    """NorMuon's rows of an orthogonalized matrix (arXiv:2510.05491), and the moments after:
+    csrc/core/muon/row_moment.h in NumPy.
+    """
     one = np.float32(1)
     squares = last_sum(o.double().numpy() ** 2)
     mean = (squares / o.shape[1]).astype(np.float32)
@@ -59,12 +61,17 @@ def twin(value, grads, *, momentum=0.95, weight_decay=0.1, beta2=None, cautious=
     return p, v
 
 
-@pytest.mark.parametrize("options", [{}, {"beta2": BETA2}, {"cautious": True}, {"beta2": 0.3, "cautious": True}], ids=str)  # fmt: skip
+@pytest.mark.parametrize(
+    "options", [{}, {"beta2": BETA2}, {"cautious": True}, {"beta2": 0.3, "cautious": True}], ids=str
+)
 @pytest.mark.parametrize("shape", [(40, 100), (100, 40), (1, 70)])
 def test_ten_steps_have_the_bits_of_the_twin(shape, options):
     value, grads = drawn(*shape), [drawn(*shape, seed=9 + t, scale=0.1) for t in range(10)]
     p = nn.Parameter(value.clone())
-    given = {"normuon_beta2": options.get("beta2"), "cautious_weight_decay": options.get("cautious", False)}  # fmt: skip
+    given = {
+        "normuon_beta2": options.get("beta2"),
+        "cautious_weight_decay": options.get("cautious", False),
+    }
     opt = lowbit.Muon([p], lr=LR, state_format="float32", **given)
     for grad in grads:
         p.grad = grad
@@ -81,7 +88,9 @@ def test_rows_get_like_sizes_and_the_norm_stays():
     before, moments = x.float(), torch.zeros(60)
     ops.normalize_rows(x, moments, 0.95)
     rows = x.float().norm(dim=1)
-    assert rows.max() <= 1.01 * rows.min() and before.norm(dim=1).max() > 50 * before.norm(dim=1).min()  # fmt: skip
+    assert (
+        rows.max() <= 1.01 * rows.min() and before.norm(dim=1).max() > 50 * before.norm(dim=1).min()
+    )
     torch.testing.assert_close(x.float().norm(), before.norm(), rtol=2e-3, atol=0)
     zero = torch.zeros(3, 4, dtype=torch.bfloat16)
     ops.normalize_rows(zero, moments[:3], 0.95)
@@ -94,7 +103,18 @@ def test_bits_do_not_depend_on_threads_and_instruction_set():
         for threads in (1, 2):
             ops.set_isa(isa)
             torch.set_num_threads(threads)
-            found.append(bits(*train(lowbit.Muon, SHAPES, lr=LR, min_numel=0, normuon_beta2=BETA2, cautious_weight_decay=True)))  # fmt: skip
+            found.append(
+                bits(
+                    *train(
+                        lowbit.Muon,
+                        SHAPES,
+                        lr=LR,
+                        min_numel=0,
+                        normuon_beta2=BETA2,
+                        cautious_weight_decay=True,
+                    )
+                )
+            )
     assert all(same(one, found[0]) for one in found[1:])
 
 
@@ -160,7 +180,9 @@ def test_refusals(beta2):
 
 
 def test_muon4_leaves_inputs_alone_that_are_never_active():
-    """Their columns have gradients of zero. In blocks with other columns momentum stays zero, so the weights stay."""
+    """Their columns have gradients of zero. In blocks with other columns momentum stays zero,
+    so the weights stay.
+    """
 
     def trained(state_format):
         p = nn.Parameter(drawn(96, 128, seed=1))

@@ -1,4 +1,6 @@
-"""Operators that steps call leave nothing behind: up to torch 2.13 the stable ABI never frees a string argument."""
+"""Operators that steps call leave nothing behind: up to torch 2.13 the stable ABI never frees a
+string argument.
+"""
 
 import ctypes
 import gc
@@ -17,7 +19,9 @@ CALLS = 100
 
 
 def test_only_operators_outside_of_steps_take_text():
-    schemas = {s.name: str(s) for s in torch._C._jit_get_all_schemas() if s.name.startswith("lowbit::")}  # fmt: skip
+    schemas = {
+        s.name: str(s) for s in torch._C._jit_get_all_schemas() if s.name.startswith("lowbit::")
+    }
     assert {"lowbit::step", "lowbit::accumulate", "lowbit::quantize"} <= set(schemas)
     takes = {name for name, s in schemas.items() if re.search(r"\bstr\b", s.split("->")[0])}
     assert takes == {f"lowbit::{name}" for name in ONCE}
@@ -53,7 +57,9 @@ def live_bytes():
 
 
 def growth(call, rounds=3):
-    """Bytes that stay behind for each call; the least of several rounds, since other threads and caches come and go."""
+    """Bytes that stay behind for each call; the least of several rounds,
+    since other threads and caches come and go.
+    """
     for _ in range(CALLS):
         call()
     seen = [live_bytes()]
@@ -67,7 +73,10 @@ def growth(call, rounds=3):
 def codes():
     x = torch.randn(4, 64)
     packed, scales = ops.quantize(x, "dynamic8_unsigned", 64)
-    return lambda: (ops.quantize(x, "dynamic8_unsigned", 64), ops.dequantize(packed, scales, "dynamic8_unsigned", 64, 64))  # fmt: skip
+    return lambda: (
+        ops.quantize(x, "dynamic8_unsigned", 64),
+        ops.dequantize(packed, scales, "dynamic8_unsigned", 64, 64),
+    )
 
 
 def stored():

@@ -1,4 +1,6 @@
-"""lowbit's optimizers as torch sees them: signatures, groups, schedulers, scalers, hooks, state dicts, compilation."""
+"""lowbit's optimizers as torch sees them: signatures, groups, schedulers, scalers, hooks,
+state dicts, compilation.
+"""
 
 import copy
 import importlib.util
@@ -48,8 +50,10 @@ def test_signature_is_torchs_then_ours(ours, torchs):
 OPTIMIZERS = [
     made
     for made in map(lowbit.__dict__.get, lowbit.__all__)
-    if inspect.isclass(made) and issubclass(made, torch.optim.Optimizer) and made is not lowbit.LowbitOptimizer
-]  # fmt: skip
+    if inspect.isclass(made)
+    and issubclass(made, torch.optim.Optimizer)
+    and made is not lowbit.LowbitOptimizer
+]
 
 
 @pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda cls: cls.__name__)
@@ -87,7 +91,9 @@ def test_bad_hyperparameters_raise_torchs_words(ours, torchs, bad):
 
 @pytest.mark.parametrize("ours, torchs", PAIRS)
 def test_cases_of_torchs_own_suite(ours, torchs):
-    """Every keyword combination and every error case that torch's optimizer tests use for the class."""
+    """Every keyword combination and every error case that torch's optimizer tests use for the
+    class.
+    """
     found = importlib.util.find_spec("expecttest") is not None
     need(
         "expecttest", found, "torch's own optimizer cases import expecttest, which is not installed"
@@ -201,11 +207,19 @@ def test_closure_hooks_and_zero_grad():
 
 
 SCHEDULERS = {
-    "LambdaLR": {"lr_lambda": lambda t: 0.9**t}, "MultiplicativeLR": {"lr_lambda": lambda t: 0.9}, "StepLR": {"step_size": 2},
-    "MultiStepLR": {"milestones": [2]}, "ConstantLR": {}, "LinearLR": {}, "ExponentialLR": {"gamma": 0.9},
-    "CosineAnnealingLR": {"T_max": 5}, "CosineAnnealingWarmRestarts": {"T_0": 2}, "PolynomialLR": {},
-    "CyclicLR": {"base_lr": 1e-4, "max_lr": 1e-3, "cycle_momentum": True}, "OneCycleLR": {"max_lr": 1e-3, "total_steps": 10},
-}  # fmt: skip
+    "LambdaLR": {"lr_lambda": lambda t: 0.9**t},
+    "MultiplicativeLR": {"lr_lambda": lambda t: 0.9},
+    "StepLR": {"step_size": 2},
+    "MultiStepLR": {"milestones": [2]},
+    "ConstantLR": {},
+    "LinearLR": {},
+    "ExponentialLR": {"gamma": 0.9},
+    "CosineAnnealingLR": {"T_max": 5},
+    "CosineAnnealingWarmRestarts": {"T_0": 2},
+    "PolynomialLR": {},
+    "CyclicLR": {"base_lr": 1e-4, "max_lr": 1e-3, "cycle_momentum": True},
+    "OneCycleLR": {"max_lr": 1e-3, "total_steps": 10},
+}
 
 
 @pytest.mark.parametrize("name", SCHEDULERS)
@@ -293,7 +307,9 @@ def test_meta_parameters_get_state_when_they_exist():
 
 
 def test_a_step_that_only_initialises_counts_nothing():
-    """What torch.distributed.checkpoint does to an optimizer without state: lr 0, zero gradients, one step."""
+    """What torch.distributed.checkpoint does to an optimizer without state: lr 0, zero gradients,
+    one step.
+    """
     net = model()
     opt = lowbit.AdamW(net.parameters(), lr=0.0)
     opt.state.clear()
@@ -344,11 +360,14 @@ def test_wide_rules():
 @pytest.mark.parametrize(
     "options, words",
     [
-        ({"state_format": "9bit"}, "8bit"), ({"state_format": {"exp_ave": "8bit"}}, "exp_ave"),
-        ({"state_format": "dynamic8_unsigned"}, "negative"), ({"param_format": "float32"}, "bfloat16"),
-        ({"param_format": "nope"}, "no parameter format"), ({"differentiable": True}, "not supported"),
+        ({"state_format": "9bit"}, "8bit"),
+        ({"state_format": {"exp_ave": "8bit"}}, "exp_ave"),
+        ({"state_format": "dynamic8_unsigned"}, "negative"),
+        ({"param_format": "float32"}, "bfloat16"),
+        ({"param_format": "nope"}, "no parameter format"),
+        ({"differentiable": True}, "not supported"),
     ],
-)  # fmt: skip
+)
 def test_settings_that_make_no_sense(options, words):
     with pytest.raises(ValueError, match=words):
         lowbit.AdamW(model().parameters(), **options)

@@ -1,4 +1,6 @@
-"""Defects of other libraries' low-bit optimizers, one test each: what they do, and that lowbit does not."""
+"""Defects of other libraries' low-bit optimizers, one test each: what they do,
+and that lowbit does not.
+"""
 
 import copy
 
@@ -27,7 +29,9 @@ def trained(optimizer, shape=(64, 64), *, dtype=torch.float32, steps=2, scale=1.
 @pytest.mark.parametrize("state_format", ["8bit", "4bit"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_torchao_amsgrad_crashes(state_format, dtype):
-    """Its state has no maximum; here the largest second moment is a third state tensor that never falls."""
+    """Its state has no maximum; here the largest second moment is a third state tensor that never
+    falls.
+    """
     p, made = trained(lowbit.AdamW, dtype=dtype, amsgrad=True, state_format=state_format)
     key = next(key for key in made.state[p] if key.startswith("max_exp_avg_sq") and "scale" in key)
     before = made.state[p][key].clone()
@@ -37,7 +41,9 @@ def test_torchao_amsgrad_crashes(state_format, dtype):
 
 
 def test_torchao_state_dict_cannot_be_copied_and_float_lr_is_refused():
-    """Its subclass has no clone, and its loader wants lr to be a tensor, which a scheduler or torch's own state dict does not have."""
+    """Its subclass has no clone, and its loader wants lr to be a tensor, which a scheduler or
+    torch's own state dict does not have.
+    """
     p, made = trained(lowbit.AdamW, lr=1e-3)
     saved = copy.deepcopy(made.state_dict())
     assert isinstance(saved["param_groups"][0]["lr"], float)
@@ -57,7 +63,9 @@ def test_torchao_state_dict_cannot_be_copied_and_float_lr_is_refused():
 
 @pytest.mark.parametrize("bits", [0x7FFFFFFF, 0xFFFFFFFF, 0x7F800001, 0x7FC00000])
 def test_stochastic_rounding_turns_nan_into_zero(bits):
-    """torchao and torchastic add random bits to those of a NaN: 0x7fffffff, which CUDA writes, becomes -0."""
+    """torchao and torchastic add random bits to those of a NaN: 0x7fffffff, which CUDA writes,
+    becomes -0.
+    """
     x = torch.tensor(np.full(512, bits, np.uint32).view(np.float32))
     for format in ops.catalog()["param"]:
         if format["random"]:
@@ -141,8 +149,9 @@ def test_scales_are_rounded_to_the_parameters_dtype_on_load(state_format, dtype)
 
 @pytest.mark.parametrize("format", [name for name in SIGNED if name != "uniform8"])
 def test_adafactor_8bit_positive_extremes_shrink(format):
-    """Its uf4 and uf8 have no code for 1: the largest positive value loses an eighth, or a 128th, whenever it is stored. Here both extremes stay, or,
-    in maps without a -1 (dynamic) or float16 scales, stop after the first time. uniform8 is its uf8: test_golden_adafactor_paths.py."""
+    """Its uf4 and uf8 have no code for 1: the largest positive value loses an eighth, or a 128th,
+    whenever it is stored. Here both extremes stay, or, in maps without a -1 (dynamic) or float16
+    scales, stop after the first time. uniform8 is its uf8: test_golden_adafactor_paths.py."""
     block = ops.state_format(format)["block"]
     x = torch.zeros(1, block)
     x[0, 0], x[0, 1] = 1.37, -0.4
@@ -157,8 +166,9 @@ def test_adafactor_8bit_positive_extremes_shrink(format):
 
 @pytest.mark.parametrize("shape", [(64, 64), (96,)])
 def test_adafactor_in_bfloat16_takes_its_epsilon(shape):
-    """torch's Adafactor and adafactor-8bit up to 0.2.5 take eps1 = finfo(bfloat16).eps: no root of a second moment is below 7.8e-3, and gradients of 1e-4
-    move nothing. adafactor-8bit 0.1.9 raises for vectors besides."""
+    """torch's Adafactor and adafactor-8bit up to 0.2.5 take eps1 = finfo(bfloat16).eps: no root of
+    a second moment is below 7.8e-3, and gradients of 1e-4 move nothing. adafactor-8bit 0.1.9 raises
+    for vectors besides."""
     moved = []
     for dtype in (torch.float32, torch.bfloat16):
         p = torch.nn.Parameter(torch.zeros(shape, dtype=dtype))

@@ -1,4 +1,5 @@
-"""The same bits on every processor: steps of all rules and formats, by every instruction set here and by an emulated ARM64.
+"""The same bits on every processor: steps of all rules and formats, by every instruction set here
+and by an emulated ARM64.
 
 apt-get install g++-aarch64-linux-gnu qemu-user-static
 LOWBIT_REQUIRE=arm64 python -m pytest tests/optim/test_processors.py
@@ -44,7 +45,9 @@ def test_instruction_sets_agree(here, isa):
 
 
 def test_the_seed_of_the_digests_matters(here):
-    """A digest that nothing could change would prove nothing: formats, rules and roundings differ."""
+    """A digest that nothing could change would prove nothing: formats,
+    rules and roundings differ.
+    """
     lines = [line.split() for line in here[1]]
     assert len({line[-1] for line in lines}) > len(lines) // 4
 
@@ -59,22 +62,49 @@ def arm64(tmp_path_factory):
     cmake = shutil.which("cmake", path=f"{beside}:{os.environ['PATH']}")
     need("arm64", cmake is not None, "cmake is not installed")
     out = tmp_path_factory.mktemp("arm64")
-    generator = ["-G", "Ninja"] if shutil.which("ninja", path=f"{beside}:{os.environ['PATH']}") else []  # fmt: skip
+    generator = (
+        ["-G", "Ninja"] if shutil.which("ninja", path=f"{beside}:{os.environ['PATH']}") else []
+    )
     environment = {**os.environ, "PATH": f"{beside}:{os.environ['PATH']}"}
     subprocess.run(
         [
-            cmake, "-S", ROOT, "-B", out, *generator, f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'tests/cpp/arm64.cmake'}",
-            "-DLOWBIT_OPS=OFF", "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=OFF", "-DLOWBIT_BUILD_TESTS=ON",
+            cmake,
+            "-S",
+            ROOT,
+            "-B",
+            out,
+            *generator,
+            f"-DCMAKE_TOOLCHAIN_FILE={ROOT / 'tests/cpp/arm64.cmake'}",
+            "-DLOWBIT_OPS=OFF",
+            "-DLOWBIT_TOOLS=OFF",
+            "-DLOWBIT_CUDA=OFF",
+            "-DLOWBIT_BUILD_TESTS=ON",
         ],
-        check=True, capture_output=True, env=environment,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        env=environment,
+    )
     subprocess.run(
         [
-            cmake, "--build", out, "--parallel", "2", "--target", "step_bits", "test_params_baseline", "test_sums_baseline", "test_formats_baseline", "test_means_baseline", "test_explog", "test_kernels",
+            cmake,
+            "--build",
+            out,
+            "--parallel",
+            "2",
+            "--target",
+            "step_bits",
+            "test_params_baseline",
+            "test_sums_baseline",
+            "test_formats_baseline",
+            "test_means_baseline",
+            "test_explog",
+            "test_kernels",
             "test_matmul",
         ],
-        check=True, capture_output=True, env=environment,
-    )  # fmt: skip
+        check=True,
+        capture_output=True,
+        env=environment,
+    )
     return out / "tests" / "cpp"
 
 

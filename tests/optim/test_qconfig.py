@@ -25,17 +25,23 @@ needs4 = pytest.mark.skipif("4bit" not in PRESETS, reason="no formats of 4 bits"
 @pytest.mark.parametrize(
     "name, expected",
     [
-        ("default", {}), ("2nd_moment_group_128", {"scale": "block"}), ("default_5b", {"bits": 5}), ("default_6b", {"bits": 6}),
+        ("default", {}),
+        ("2nd_moment_group_128", {"scale": "block"}),
+        ("default_5b", {"bits": 5}),
+        ("default_6b", {"bits": 6}),
         ("default_7b", {"bits": 7}),
     ],
-)  # fmt: skip
+)
 def test_lpmm_files(name, expected):
     read = lowbit.qconfig(LPMM / f"{name}.yml")
     assert read == lpmm(**expected)
     net = model()
     opt = lowbit.AdamW(net.named_parameters(), state_format=read)
     train(net, opt)
-    assert formats(opt)["body.0.weight"] == [read["exp_avg"]["format"], read["exp_avg_sq"]["format"]]  # fmt: skip
+    assert formats(opt)["body.0.weight"] == [
+        read["exp_avg"]["format"],
+        read["exp_avg_sq"]["format"],
+    ]
 
 
 @needs4
@@ -61,7 +67,12 @@ def test_lpmm_keys(tmp_path):
         "exp_avg": {**group["exp_avg"], "format": "dynamic8"}
     }
     assert list(lowbit.qconfig({}, first="momentum_buffer", second=None)) == ["momentum_buffer"]
-    keys = {"SCALE_TYPE": {"DEFAULT": "dim0"}, "QUANT_TYPE": {"DEFAULT": "power-2"}, "ROUND_TYPE": "real-sr", "THRESHOLD": 10}  # fmt: skip
+    keys = {
+        "SCALE_TYPE": {"DEFAULT": "dim0"},
+        "QUANT_TYPE": {"DEFAULT": "power-2"},
+        "ROUND_TYPE": "real-sr",
+        "THRESHOLD": 10,
+    }
     assert lowbit.qconfig({"QUANT": {"SQM": keys}})["exp_avg_sq"] == lowbit.scaled(
         "power2_4_unsigned", scale="row", rounding="stochastic", min_numel=11
     )
@@ -92,14 +103,23 @@ def test_lpmms_threshold_is_strict():
         ({"M": {"QUANT_TYPE": {"DEFAULT": "float-point"}}}, "M.QUANT_TYPE is 'float-point'"),
         ({"SQM": {"QUANT_TYPE": {"DEFAULT": "power-3"}}}, "SQM.QUANT_TYPE is 'power-3'"),
         ({"SQM": {"SCALE_TYPE": {"DEFAULT": "dim01"}}}, "SQM.SCALE_TYPE is 'dim01'"),
-        ({"SQM": {"SCALE_TYPE": {"DEFAULT": "rank1", "DEFAULT_ONLY": False}}}, "SQM.SCALE_TYPE.DEFAULT_ONLY is False"),
-        ({"M": {"ROUND_TYPE": "up"}}, "M.ROUND_TYPE is 'up'"), ({"M": {"BITS": 9}}, "M.BITS is 9"), ({"M": {"BITS": 1}}, "M.BITS is 1"),
-        ({"M": {"GROUP_SIZE": 100}}, "M.GROUP_SIZE is 100"), ({"M": {"SIGNED": False}}, "M.SIGNED is False"),
-        ({"M": {"ENABLE": "yes"}}, "M.ENABLE is 'yes'"), ({"M": {"THRESHOLD": -1}}, "M.THRESHOLD is -1"),
-        ({"M": {"BITTS": 4}}, "M.BITTS is 4"), ({"P": {"ENABLE": True}}, "P.ENABLE is True"),
-        ({"M": {"ROUND_TYPE": ["up"]}}, "M.ROUND_TYPE is"), ({"SQMM": {"BITS": 8}}, "'SQMM' is no section.* M, SQM"),
+        (
+            {"SQM": {"SCALE_TYPE": {"DEFAULT": "rank1", "DEFAULT_ONLY": False}}},
+            "SQM.SCALE_TYPE.DEFAULT_ONLY is False",
+        ),
+        ({"M": {"ROUND_TYPE": "up"}}, "M.ROUND_TYPE is 'up'"),
+        ({"M": {"BITS": 9}}, "M.BITS is 9"),
+        ({"M": {"BITS": 1}}, "M.BITS is 1"),
+        ({"M": {"GROUP_SIZE": 100}}, "M.GROUP_SIZE is 100"),
+        ({"M": {"SIGNED": False}}, "M.SIGNED is False"),
+        ({"M": {"ENABLE": "yes"}}, "M.ENABLE is 'yes'"),
+        ({"M": {"THRESHOLD": -1}}, "M.THRESHOLD is -1"),
+        ({"M": {"BITTS": 4}}, "M.BITTS is 4"),
+        ({"P": {"ENABLE": True}}, "P.ENABLE is True"),
+        ({"M": {"ROUND_TYPE": ["up"]}}, "M.ROUND_TYPE is"),
+        ({"SQMM": {"BITS": 8}}, "'SQMM' is no section.* M, SQM"),
     ],
-)  # fmt: skip
+)
 def test_lpmm_settings_that_cannot_be_expressed(config, words):
     with pytest.raises(ValueError, match=words):
         lowbit.qconfig({"QUANT": config})

@@ -1,4 +1,6 @@
-"""What cannot be stepped is refused at construction: what an optimizer takes, it steps and saves. Every rule, state format, scale and parameter format."""
+"""What cannot be stepped is refused at construction: what an optimizer takes, it steps and saves.
+Every rule, state format, scale and parameter format.
+"""
 
 import warnings
 
@@ -10,15 +12,20 @@ import lowbit
 from lowbit import ops
 from lowbit.optim.named import optimizer_names
 
-# By their own names; others, such as AdamW8bit, are one of these with a format, and MuonWithAdamW two of them.
+# By their own names; others, such as AdamW8bit, are one of these with a format,
+# and MuonWithAdamW two of them.
 RULES = [
     name
     for name in optimizer_names()
     if not name.lower().endswith(("8bit", "4bit", "fp8", "withadamw"))
 ]
 OPTIONS = {
-    "APOLLO": {"rank": 4}, "Fira": {"rank": 4}, "SGD": {"momentum": 0.9}, "LARS": {"momentum": 0.9}, "RMSprop": {"momentum": 0.9},
-}  # fmt: skip
+    "APOLLO": {"rank": 4},
+    "Fira": {"rank": 4},
+    "SGD": {"momentum": 0.9},
+    "LARS": {"momentum": 0.9},
+    "RMSprop": {"momentum": 0.9},
+}
 MATRIX, EXPERTS = [(16, 48), (64,)], [(3, 8, 33)]
 
 

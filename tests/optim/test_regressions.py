@@ -13,7 +13,9 @@ import lowbit
 
 @pytest.mark.usefixtures("ckpt")
 def test_tensor_parallelism(pool):
-    """Gradients that are sums yet to be taken were stepped by their local part; column shards did not load from a directory."""
+    """Gradients that are sums yet to be taken were stepped by their local part; column shards did
+    not load from a directory.
+    """
     found = pool.run(2, "tensor_parallel_worker", "found", pool.folder)[0]
     assert found["between copies"] == 0
     assert found["from one process"] < 1e-5
@@ -71,8 +73,10 @@ def test_a_misspelt_instruction_set_is_refused():
     environment = {**os.environ, "LOWBIT_ISA": "avx51"}
     done = subprocess.run(
         [sys.executable, "-c", "import lowbit; lowbit.catalog()"],
-        capture_output=True, text=True, env=environment,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
     assert done.returncode != 0 and "LOWBIT_ISA=avx51: this processor runs baseline" in done.stderr
 
 

@@ -1,4 +1,6 @@
-"""What `stats()` prints, shows in a notebook and logs: every number against one that is found the slow way."""
+"""What `stats()` prints, shows in a notebook and logs: every number against one that is found the
+slow way.
+"""
 
 import math
 import re
@@ -45,13 +47,19 @@ def decoded(opt, p, state=None):
     lay, state, made = opt.layouts[p], state or opt.state[p], {}
     for slot in lay.slots:
         tensors = [state[e.key].clone() for e in slot.entries(lay.part)]
-        codes = unpack(tensors[0], ops.state_format(slot.format)["bits"], lay.part.cols) if slot.coded else None  # fmt: skip
+        codes = (
+            unpack(tensors[0], ops.state_format(slot.format)["bits"], lay.part.cols)
+            if slot.coded
+            else None
+        )
         made[slot.name] = (slot.format, codes, dequantize_slot(tensors, lay, slot))
     return made
 
 
 def reference(model, opt, probe):
-    """The total, from dequantized state and, with `probe`, from torch's AdamW and the step that is then made."""
+    """The total, from dequantized state and, with `probe`,
+    from torch's AdamW and the step that is then made.
+    """
     params = dict(model.named_parameters())
     before = {n: (p.detach().float(), decoded(opt, p)) for n, p in params.items()}
     counts = {}
@@ -76,8 +84,13 @@ def reference(model, opt, probe):
     exact = {}
     for name, p in params.items():
         copy = nn.Parameter(before[name][0].clone())
-        torchs = torch.optim.AdamW([copy], lr=group["lr"], weight_decay=group["weight_decay"], foreach=False)  # fmt: skip
-        states = {state: values.reshape(p.shape).clone() for state, (_, _, values) in before[name][1].items()}  # fmt: skip
+        torchs = torch.optim.AdamW(
+            [copy], lr=group["lr"], weight_decay=group["weight_decay"], foreach=False
+        )
+        states = {
+            state: values.reshape(p.shape).clone()
+            for state, (_, _, values) in before[name][1].items()
+        }
         torchs.state[copy] = {"step": torch.tensor(2.0), **states}
         copy.grad = p.grad.float()
         torchs.step()
@@ -107,7 +120,13 @@ def test_the_summary_and_the_scalars(name, probe):
     scalars = stats.scalars()
     assert all(type(value) is float for value in scalars.values())
     for key, value in want.items():
-        slack = {"abs": 2e-3} if "updates" in key else {"rel": 1e-3, "abs": 1e-7} if "rms" in key else {"rel": 1e-12}  # fmt: skip
+        slack = (
+            {"abs": 2e-3}
+            if "updates" in key
+            else {"rel": 1e-3, "abs": 1e-7}
+            if "rms" in key
+            else {"rel": 1e-12}
+        )
         assert scalars[f"lowbit/{key}"] == pytest.approx(value, **slack), key
     summary, table = str(stats).split("\n\n")
     assert len(summary.splitlines()) <= 10 and len(table.splitlines()) <= 21
@@ -115,11 +134,16 @@ def test_the_summary_and_the_scalars(name, probe):
     assert f"parameters 7 tensors of {want['values']:,} values" in text
     assert f"{want['bytes'] / 1024:,.1f} KiB, {want['bytes'] / want['values']:.3f} for each" in text
     for key in ("saturated", "zero"):
-        each = [f"{state} {100 * want[f'{key}/{state}']:.2f}%" for state in ("exp_avg", "exp_avg_sq")]  # fmt: skip
+        each = [
+            f"{state} {100 * want[f'{key}/{state}']:.2f}%" for state in ("exp_avg", "exp_avg_sq")
+        ]
         assert f"{key} {', '.join(each)}" in text
     if probe:
         assert f"lost updates {100 * scalars['lowbit/lost_updates']:.2f}%" in text
-        each = [f"{state} {100 * scalars[f'lowbit/rms_error/{state}']:.2f}%" for state in ("exp_avg", "exp_avg_sq")]  # fmt: skip
+        each = [
+            f"{state} {100 * scalars[f'lowbit/rms_error/{state}']:.2f}%"
+            for state in ("exp_avg", "exp_avg_sq")
+        ]
         assert f"rms error {', '.join(each)}" in text
     else:
         assert "lost updates not counted" in text
@@ -129,12 +153,17 @@ def test_the_summary_and_the_scalars(name, probe):
 def test_the_names_of_scalars_stay():
     _, opt = trained()
     always = {"values", "bytes", "bytes_per_value", *(f"bytes/{key}" for key in COMPONENTS)}
-    always |= {f"{key}/{s}" for key in ("saturated", "zero", "used") for s in ("exp_avg", "exp_avg_sq")}  # fmt: skip
+    always |= {
+        f"{key}/{s}" for key in ("saturated", "zero", "used") for s in ("exp_avg", "exp_avg_sq")
+    }
     assert set(opt.stats().scalars()) == {f"lowbit/{key}" for key in always}
     probed = {f"{key}/{s}" for key in ("rms_error", "max_error") for s in ("exp_avg", "exp_avg_sq")}
     probed |= {"updates", "lost_updates"}
     assert set(opt.stats(probe=True).scalars()) == {f"lowbit/{key}" for key in always | probed}
-    assert all(key in lowbit.Stats.scalars.__doc__ for key in ("lowbit/values", "lowbit/lost_updates", "lowbit/saturated/STATE"))  # fmt: skip
+    assert all(
+        key in lowbit.Stats.scalars.__doc__
+        for key in ("lowbit/values", "lowbit/lost_updates", "lowbit/saturated/STATE")
+    )
 
 
 def test_the_worst_tensors_are_named():
@@ -154,7 +183,9 @@ def test_like_tensors_share_a_row():
     rows = {line.split()[0]: line.split() for line in str(stats).split("\n\n")[1].splitlines()[1:]}
     assert list(rows) == ["head.weight", "blocks.*.weight", "blocks.*.bias", "blocks.2.weight"]
     values = [stats["parameters"][f"blocks.{i}.weight"]["values"] for i in (0, 1)]
-    shares = [stats["parameters"][f"blocks.{i}.weight"]["states"]["exp_avg"]["saturated"] for i in (0, 1)]  # fmt: skip
+    shares = [
+        stats["parameters"][f"blocks.{i}.weight"]["states"]["exp_avg"]["saturated"] for i in (0, 1)
+    ]
     mean = (values[0] * shares[0] + values[1] * shares[1]) / sum(values)
     assert rows["blocks.*.weight"][1:3] == ["2", f"{sum(values):,}"]
     assert rows["blocks.*.weight"][4:6] == ["dynamic8", f"{100 * mean:.2f}%"]

@@ -1,4 +1,6 @@
-"""Schedule-Free AdamW: the steps of the authors' package, modes that come back to the same bits, and what is refused."""
+"""Schedule-Free AdamW: the steps of the authors' package, modes that come back to the same bits,
+and what is refused.
+"""
 
 import copy
 
@@ -51,9 +53,10 @@ def bits(params, opt):
 
 def same(a, b):
     return len(a) == len(b) and all(
-        x.dtype == y.dtype and torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
+        x.dtype == y.dtype
+        and torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
         for x, y in zip(a, b, strict=True)
-    )  # fmt: skip
+    )
 
 
 def precise(params, opt):
@@ -108,11 +111,31 @@ def test_eight_bits_stay_near_the_authors():
 
 
 def test_the_authors_state_dict_goes_on():
-    """Made by hand in their layout: z and exp_avg_sq for each parameter, everything else in the group."""
+    """Made by hand in their layout: z and exp_avg_sq for each parameter,
+    everything else in the group.
+    """
     (p, q), opt = trained(state_format="float32", names=False)
     opt.eval()
     saved = opt.state_dict()
-    group = {k: saved["param_groups"][0][k] for k in ("lr", "betas", "eps", "r", "k", "warmup_steps", "train_mode", "weight_sum", "lr_max", "scheduled_lr", "weight_lr_power", "weight_decay", "foreach", "params")}  # fmt: skip
+    group = {
+        k: saved["param_groups"][0][k]
+        for k in (
+            "lr",
+            "betas",
+            "eps",
+            "r",
+            "k",
+            "warmup_steps",
+            "train_mode",
+            "weight_sum",
+            "lr_max",
+            "scheduled_lr",
+            "weight_lr_power",
+            "weight_decay",
+            "foreach",
+            "params",
+        )
+    }
     state = {i: {k: s[k].clone() for k in ("z", "exp_avg_sq")} for i, s in saved["state"].items()}
     theirs = {"state": state, "param_groups": [group]}
     params = [nn.Parameter(t.detach().clone()) for t in (p, q)]
@@ -132,8 +155,9 @@ def test_the_authors_state_dict_goes_on():
 @pytest.mark.parametrize("beta1", [0.9, 0.98, 0.3])
 @pytest.mark.parametrize("weights", WEIGHTS)
 def test_modes_to_and_fro_do_not_drift(weights, beta1):
-    """The first time weights may be rounded. From then on x and y have the same bits however often they are swapped, but for a few that have
-    correction bits, whose steps are not even: those come to rest, and near."""
+    """The first time weights may be rounded. From then on x and y have the same bits however often
+    they are swapped, but for a few that have correction bits, whose steps are not even: those come
+    to rest, and near."""
     info = ops.param_format(weights)
     dtype = getattr(torch, info["dtype"])
     params, opt = trained(3, dtype, betas=(beta1, 0.999), param_format=weights, min_numel=0)
@@ -282,7 +306,10 @@ def test_lr_as_a_tensor_and_zero():
     opt.param_groups[0]["lr"] = 0.0
     go_on(params, opt, [5])
     assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
-    assert opt.param_groups[0]["k"] == group["k"] and opt.param_groups[0]["weight_sum"] == group["weight_sum"]  # fmt: skip
+    assert (
+        opt.param_groups[0]["k"] == group["k"]
+        and opt.param_groups[0]["weight_sum"] == group["weight_sum"]
+    )
 
 
 def test_a_step_that_overflowed_does_not_count():
@@ -335,7 +362,9 @@ def test_bad_arguments(bad, words):
 
 
 def test_the_mean_of_many_steps_is_near_float32():
-    """bfloat16 weights and 8-bit state find the minimum of a quadratic as closely as their rounding allows."""
+    """bfloat16 weights and 8-bit state find the minimum of a quadratic as closely as their rounding
+    allows.
+    """
     target = drawn(32, 256, seed=3)
     found = {}
     for name, dtype, options in (

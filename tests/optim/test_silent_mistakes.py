@@ -1,4 +1,6 @@
-"""Mistakes that torch's optimizers let pass: each is an error that says what to write, or one warning, and docs/troubleshooting.md lists it."""
+"""Mistakes that torch's optimizers let pass: each is an error that says what to write, or one
+warning, and docs/troubleshooting.md lists it.
+"""
 
 import copy
 import re
@@ -62,60 +64,111 @@ def load_after_float32_weights():
 MISTAKES = {
     "a pattern of a name that is not there": (
         lambda: build(full_precision=["*embde*", "0.*"]),
-        UserWarning, r"full_precision='\*embde\*' matches the name of no parameter.* such as '\*embed\*'",
+        UserWarning,
+        r"full_precision='\*embde\*' matches the name of no parameter.* such as '\*embed\*'",
     ),
     "an entry of a group that is nearly an option": (
         lambda: lowbit.AdamW([{"params": net().parameters(), "state_fromat": "4bit"}]),
-        UserWarning, "entry 'state_fromat', which is no option and has no effect; did you mean 'state_format'",
+        UserWarning,
+        "entry 'state_fromat', which is no option and has no effect; did you mean 'state_format'",
     ),
     "an argument that is nearly an option": (
         lambda: build(state_fromat="4bit"),
-        TypeError, r"AdamW.__init__\(\) got an unexpected keyword argument 'state_fromat'; did you mean 'state_format'",
+        TypeError,
+        (
+            r"AdamW.__init__\(\) got an unexpected keyword argument 'state_fromat'; did you mean "
+            r"'state_format'"
+        ),
     ),
     "an argument of an optimizer under a peer's name": (
         lambda: lowbit.AdamW8bit(net().parameters(), lrr=1e-3),
-        TypeError, "unexpected keyword argument 'lrr'; did you mean 'lr'",
+        TypeError,
+        "unexpected keyword argument 'lrr'; did you mean 'lr'",
     ),
     "an argument that is none": (
-        lambda: build(zzz=1), TypeError, "unexpected keyword argument 'zzz'$"),
+        lambda: build(zzz=1),
+        TypeError,
+        "unexpected keyword argument 'zzz'$",
+    ),
     "two names alike": (
-        named_alike, UserWarning, r"two parameters are named 'a': .*Give each its own, such as \(f'first.\{name\}', p\)"),
+        named_alike,
+        UserWarning,
+        r"two parameters are named 'a': .*Give each its own, such as \(f'first.\{name\}', p\)",
+    ),
     "no gradient": (
         lambda: build().step(),
-        UserWarning, r"no gradient on any of the 4 parameters, so this step trains nothing.* fully_shard.* build the optimizer from the model",
+        UserWarning,
+        (
+            r"no gradient on any of the 4 parameters, so this step trains nothing.* fully_shard.* "
+            r"build the optimizer from the model"
+        ),
     ),
     "a step on the meta device": (
-        on_meta, RuntimeError, r"parameter '0.weight' is on the meta device.*to_empty\(device=",
+        on_meta,
+        RuntimeError,
+        r"parameter '0.weight' is on the meta device.*to_empty\(device=",
     ),
     "a model for its parameters": (
-        lambda: lowbit.AdamW(net()), TypeError, r"AdamW takes parameters, not a model \(Sequential\): pass .*model.parameters\(\)"),
+        lambda: lowbit.AdamW(net()),
+        TypeError,
+        r"AdamW takes parameters, not a model \(Sequential\): pass .*model.parameters\(\)",
+    ),
     "a model in a group": (
-        lambda: lowbit.Lion8bit([{"params": net()}]), TypeError, r"Lion8bit takes parameters, not a model \(Sequential\)"),
+        lambda: lowbit.Lion8bit([{"params": net()}]),
+        TypeError,
+        r"Lion8bit takes parameters, not a model \(Sequential\)",
+    ),
     "8bits": (
-        lambda: build(state_format="8bits"), ValueError, "named '8bits'; did you mean '8bit'\\? Presets are 8bit, "),
+        lambda: build(state_format="8bits"),
+        ValueError,
+        "named '8bits'; did you mean '8bit'\\? Presets are 8bit, ",
+    ),
     "a number of bits": (
-        lambda: build(state_format=8), ValueError, "8 is no state format; did you mean '8bit'"),
+        lambda: build(state_format=8),
+        ValueError,
+        "8 is no state format; did you mean '8bit'",
+    ),
     "a whole checkpoint": (
-        load_whole, ValueError, r"a whole checkpoint.* holds 'model', 'optimizer' and no .*\. Call load_state_dict\(checkpoint\['optimizer'\]\)"),
+        load_whole,
+        ValueError,
+        (
+            r"a whole checkpoint.* holds 'model', 'optimizer' and no .*\. Call "
+            r"load_state_dict\(checkpoint\['optimizer'\]\)"
+        ),
+    ),
     "a model's state dict": (
         lambda: build().load_state_dict(net().state_dict()),
-        ValueError, r"the state dict of a model, not of an optimizer: .*model.load_state_dict",
+        ValueError,
+        r"the state dict of a model, not of an optimizer: .*model.load_state_dict",
     ),
     "a state dict without state": (
         lambda: build().load_state_dict({"param_groups": []}),
-        ValueError, r"no state dict of an optimizer: it holds 'param_groups' and no 'state'",
+        ValueError,
+        r"no state dict of an optimizer: it holds 'param_groups' and no 'state'",
     ),
     "an optimizer loaded after float32 weights": (
         load_after_float32_weights,
-        UserWarning, r"no correction bits for the weights, so those of the optimizer are cleared.*load the optimizer first",
+        UserWarning,
+        (
+            r"no correction bits for the weights, so those of the optimizer are cleared.*load the "
+            r"optimizer first"
+        ),
     ),
     "other shapes": (
-        load_other_shapes, ValueError, r"^parameter '1.weight': state\[2\]\['exp_avg'\] has the local shape \(40, 64\), expected \(48, 64\)"),
-}  # fmt: skip
+        load_other_shapes,
+        ValueError,
+        (
+            r"^parameter '1.weight': state\[2\]\['exp_avg'\] has the local shape \(40, 64\), "
+            r"expected \(48, 64\)"
+        ),
+    ),
+}
 
 
 def said(mistake):
-    """The message of a mistake. It is raised or warned of once, with the class that MISTAKES has."""
+    """The message of a mistake. It is raised or warned of once,
+    with the class that MISTAKES has.
+    """
     act, kind, _ = MISTAKES[mistake]
     if issubclass(kind, Warning):
         with pytest.warns(kind) as caught:
@@ -161,7 +214,19 @@ def silent():
 
 @pytest.mark.usefixtures("silent")
 def test_entries_of_the_programs_own_are_kept():
-    own = ("initial_lr", "no_weight_decay", "use_weight_decay", "lr_scale", "name", "layer", "max_lr", "eps2", "swa_lr", "betas_", "d")  # fmt: skip
+    own = (
+        "initial_lr",
+        "no_weight_decay",
+        "use_weight_decay",
+        "lr_scale",
+        "name",
+        "layer",
+        "max_lr",
+        "eps2",
+        "swa_lr",
+        "betas_",
+        "d",
+    )
     opt = lowbit.AdamW([{"params": net().parameters(), **dict.fromkeys(own, 1)}])
     assert all(opt.param_groups[0][key] == 1 for key in own)
 
@@ -239,10 +304,24 @@ def test_a_parameter_given_twice_is_torchs_warning():
     assert ["duplicate parameters" in str(w.message) for w in caught] == [True]
 
 
-@pytest.mark.parametrize("wrong, right", [
-    ("8-bit", "8bit"), (4, "4bit"), ("int8", "8bit"), ("uint8", "8bit"), (torch.uint8, "8bit"), (torch.bfloat16, "bfloat16"), ("bf16", "bfloat16"),
-    ("fp32", "float32"), (32, "float32"), (torch.float8_e4m3fn, "float8_e4m3"), ("dynamic9", "dynamic8"), ("nope", None), (True, None),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "wrong, right",
+    [
+        ("8-bit", "8bit"),
+        (4, "4bit"),
+        ("int8", "8bit"),
+        ("uint8", "8bit"),
+        (torch.uint8, "8bit"),
+        (torch.bfloat16, "bfloat16"),
+        ("bf16", "bfloat16"),
+        ("fp32", "float32"),
+        (32, "float32"),
+        (torch.float8_e4m3fn, "float8_e4m3"),
+        ("dynamic9", "dynamic8"),
+        ("nope", None),
+        (True, None),
+    ],
+)
 def test_formats_that_are_meant(wrong, right):
     with pytest.raises(ValueError) as raised:
         build(state_format=wrong)
@@ -250,9 +329,14 @@ def test_formats_that_are_meant(wrong, right):
     assert found == ([right] if right else [])
 
 
-@pytest.mark.parametrize("key, value, where", [
-    ("optim", None, "['optim']"), ("optimizer_state_dict", None, "['optimizer_state_dict']"), ("optimizer_states", lambda d: [d], "['optimizer_states'][0]"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "key, value, where",
+    [
+        ("optim", None, "['optim']"),
+        ("optimizer_state_dict", None, "['optimizer_state_dict']"),
+        ("optimizer_states", lambda d: [d], "['optimizer_states'][0]"),
+    ],
+)
 def test_a_whole_file_says_which_key(key, value, where):
     for opt in (lowbit.AdamW, torch.optim.AdamW):
         with pytest.raises(ValueError, match=re.escape(f"Call load_state_dict(checkpoint{where})")):

@@ -1,4 +1,6 @@
-"""AdEMAMix's slow mean is kept: its format under every preset, what the tool writes, and a warning for those that lose it."""
+"""AdEMAMix's slow mean is kept: its format under every preset, what the tool writes,
+and a warning for those that lose it.
+"""
 
 import shutil
 import subprocess
@@ -30,7 +32,9 @@ def slots(opt, p):
 
 @pytest.mark.parametrize("preset", SERVED)
 def test_presets_keep_the_slow_mean(preset):
-    """It takes no codes, whatever the others take; small parameters and those in full precision have it in float32."""
+    """It takes no codes, whatever the others take;
+    small parameters and those in full precision have it in float32.
+    """
     opt, p = build(state_format=preset)
     made = slots(opt, p)
     wanted = ("float32", False) if preset == "float32" else ("bfloat16", True)
@@ -41,7 +45,9 @@ def test_presets_keep_the_slow_mean(preset):
     for small, options in (((40, 40), {}), ((80, 64), {"full_precision": True})):
         opt, p = build(small, state_format=preset, **options)
         made = slots(opt, p)
-        assert made["exp_avg_slow"][0] == ("bfloat16" if preset.startswith("bfloat16") else "float32")  # fmt: skip
+        assert made["exp_avg_slow"][0] == (
+            "bfloat16" if preset.startswith("bfloat16") else "float32"
+        )
 
 
 def test_formats_and_mappings():
@@ -57,7 +63,12 @@ def test_formats_and_mappings():
 
 
 def test_the_catalog_says_which_and_how():
-    slow = [(rule["name"], s["name"]) for rule in lowbit.catalog()["rules"] for s in rule["slots"] if s["slow"]]  # fmt: skip
+    slow = [
+        (rule["name"], s["name"])
+        for rule in lowbit.catalog()["rules"]
+        for s in rule["slots"]
+        if s["slow"]
+    ]
     assert slow == [("ademamix", "exp_avg_slow")]
     assert lowbit.catalog()["slow_mean"] == "bfloat16_stochastic"
 
@@ -65,7 +76,8 @@ def test_the_catalog_says_which_and_how():
 def test_its_bytes():
     weights = nn.Linear(256, 256, bias=False)
     made = lowbit.estimate(weights, "AdEMAMix")["lowbit"].state[0]
-    # Two 8-bit states with a float32 for each block of 256, and 2 bytes; the step, and stream and shape, int64.
+    # Two 8-bit states with a float32 for each block of 256, and 2 bytes; the step,
+    # and stream and shape, int64.
     assert made == 256 * 256 * (2 + 2 * 4 / 256 + 2) + 4 + 8 + 16
     opt = lowbit.AdEMAMix([("w", weights.weight)])
     (state,) = opt.state.values()
@@ -74,7 +86,9 @@ def test_its_bytes():
 
 
 def relative_error(steps, mean, **options):
-    """The error of the slow mean beside float32's after `steps` of the same gradients, noise around `mean` deviations."""
+    """The error of the slow mean beside float32's after `steps` of the same gradients,
+    noise around `mean` deviations.
+    """
     names = {"kept": options, "float32": {"state_format": "float32"}}
     draw = torch.Generator().manual_seed(0)
     scale = torch.randn(16, 256, generator=draw).exp()
@@ -103,7 +117,9 @@ def relative_error(steps, mean, **options):
 
 @pytest.mark.parametrize("mean", [0.1, 0.5])
 def test_the_default_is_within_a_tenth_of_float32(mean):
-    """After 6,000 steps of beta3 0.9999, as issue trackers have it: 8-bit codes were off by 0.4 to 0.6."""
+    """After 6,000 steps of beta3 0.9999,
+    as issue trackers have it: 8-bit codes were off by 0.4 to 0.6.
+    """
     assert relative_error(6000, mean) < 0.1
 
 
@@ -114,11 +130,15 @@ def test_codes_lose_it():
 
 
 @pytest.mark.parametrize(
-    "said", ["8bit", "4bit", "fp8", "log8", "bfloat16", lowbit.scaled("dynamic8", rounding="stochastic")]
-)  # fmt: skip
+    "said",
+    ["8bit", "4bit", "fp8", "log8", "bfloat16", lowbit.scaled("dynamic8", rounding="stochastic")],
+)
 def test_a_format_that_loses_it_is_warned_of_once(said):
     params = [(name, nn.Parameter(torch.zeros(80, 64))) for name in "ab"]
-    with pytest.warns(UserWarning, match=r"exp_avg_slow in \w+ loses a mean with a decay of 0.9999.*Leave it out of state_format") as caught:  # fmt: skip
+    message = (
+        r"exp_avg_slow in \w+ loses a mean with a decay of 0.9999.*Leave it out of state_format"
+    )
+    with pytest.warns(UserWarning, match=message) as caught:
         opt = lowbit.AdEMAMix(params, state_format={"exp_avg_slow": said})
     assert len(caught) == 1 and caught[0].filename == __file__
     with warnings.catch_warnings():
@@ -143,7 +163,10 @@ def test_older_states_with_codes_are_read():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         p = nn.Parameter(torch.zeros(80, 64))
-        old = lowbit.AdEMAMix([("w", p)], state_format={"exp_avg": "8bit", "exp_avg_slow": "8bit", "exp_avg_sq": "8bit"})  # fmt: skip
+        old = lowbit.AdEMAMix(
+            [("w", p)],
+            state_format={"exp_avg": "8bit", "exp_avg_slow": "8bit", "exp_avg_sq": "8bit"},
+        )
     p.grad = torch.randn(80, 64)
     old.step()
     assert "exp_avg_slow_dynamic8" in old.state[p]
@@ -152,8 +175,12 @@ def test_older_states_with_codes_are_read():
     state = new.state[q]
     assert "exp_avg_slow_dynamic8" not in state and float(state["step"]) == 1
     had = lowbit.ops.dequantize(
-        old.state[p]["exp_avg_slow_dynamic8"], old.state[p]["exp_avg_slow_dynamic8_scale"], "dynamic8", 256, 64
-    )  # fmt: skip
+        old.state[p]["exp_avg_slow_dynamic8"],
+        old.state[p]["exp_avg_slow_dynamic8_scale"],
+        "dynamic8",
+        256,
+        64,
+    )
     torch.testing.assert_close(state["exp_avg_slow_bfloat16"].float(), had, rtol=2**-8, atol=0)
 
 
@@ -167,9 +194,22 @@ def test_the_tool_writes_what_python_keeps(tmp_path, preset):
     opt.step()
     model = {name: p.detach() for name, p in params}
     torch.save({"model": model, "optimizer": opt.state_dict()}, tmp_path / "a.pt")
-    command = [TOOL, "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", "--state-format", preset]  # fmt: skip
+    command = [
+        TOOL,
+        "convert",
+        tmp_path / "a.pt",
+        tmp_path / "b.pt",
+        "--to",
+        "lowbit",
+        "--state-format",
+        preset,
+    ]
     done = subprocess.run(list(map(str, command)), capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     got = torch.load(tmp_path / "b.pt", weights_only=True)["optimizer"]["state"].values()
-    live = lowbit.AdEMAMix([(name, nn.Parameter(p.detach())) for name, p in params], state_format=preset)  # fmt: skip
-    assert [sorted(one) for one in got] == [sorted(live.state[p]) for p in live.param_groups[0]["params"]]  # fmt: skip
+    live = lowbit.AdEMAMix(
+        [(name, nn.Parameter(p.detach())) for name, p in params], state_format=preset
+    )
+    assert [sorted(one) for one in got] == [
+        sorted(live.state[p]) for p in live.param_groups[0]["params"]
+    ]

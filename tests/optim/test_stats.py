@@ -59,7 +59,9 @@ def values_of(opt, p):
 
 @pytest.mark.parametrize("name", [n for n, entry in FORMATS.items() if entry["scaled"]])
 def test_ends_are_the_extreme_values(name):
-    """Codes of a block's largest magnitudes and of its smallest values lie at the ends, and no code lies beyond."""
+    """Codes of a block's largest magnitudes and of its smallest values lie at the ends,
+    and no code lies beyond.
+    """
     info, ends = FORMATS[name], ends_of(name)
     bits, generator = info["bits"], torch.Generator().manual_seed(0)
     x = torch.randn((4, 2048), generator=generator)
@@ -134,7 +136,11 @@ def test_use_of_codes(name):
         assert set(entry["states"]) == set(slots)
         for key, (slot, values) in slots.items():
             made = entry["states"][key]
-            assert (made["format"], made["scale"], made["block"]) == (slot.format, slot.scale, slot.block)  # fmt: skip
+            assert (made["format"], made["scale"], made["block"]) == (
+                slot.format,
+                slot.scale,
+                slot.block,
+            )
             if not slot.coded:
                 assert not {"saturated", "zero", "used"} & set(made)
                 continue
@@ -183,13 +189,19 @@ def test_between_ordinary_scales_a_code_tells_whether_it_means_0(name):
     bits, dtype = FORMATS[name]["bits"], getattr(torch, FORMATS[name]["scale_dtype"])
     codes = torch.from_numpy(
         np.packbits(
-            ((np.arange(1 << bits)[:, None] >> np.arange(bits)) & 1).astype(np.uint8).reshape(1, -1),
-            axis=1, bitorder="little",
+            ((np.arange(1 << bits)[:, None] >> np.arange(bits)) & 1)
+            .astype(np.uint8)
+            .reshape(1, -1),
+            axis=1,
+            bitorder="little",
         )
-    )  # fmt: skip
+    )
     assert torch.equal(unpack(codes, bits, 1 << bits)[0], torch.arange(1 << bits))
     limits = torch.finfo(dtype)
-    for scale in (max(ORDINARY[0], limits.smallest_normal * limits.eps), min(ORDINARY[1], limits.max)):  # fmt: skip
+    for scale in (
+        max(ORDINARY[0], limits.smallest_normal * limits.eps),
+        min(ORDINARY[1], limits.max),
+    ):
         scales = torch.full((1, 2048), scale, dtype=dtype)[:, : -(-(1 << bits) // 2048)]
         values = ops.dequantize(codes, scales.contiguous(), name, 2048, 1 << bits)[0]
         assert torch.equal(values == 0, meanings_of(name) == 0)
@@ -220,7 +232,9 @@ def test_pieces_give_the_same_numbers(name, monkeypatch):
             for key, value in kept.items():
                 near = pytest.approx(value, rel=1e-12) if key == "rms_error" else value
                 assert b["states"][state][key] == near
-        assert {k: v for k, v in a.items() if k != "states"} == {k: v for k, v in b.items() if k != "states"}  # fmt: skip
+        assert {k: v for k, v in a.items() if k != "states"} == {
+            k: v for k, v in b.items() if k != "states"
+        }
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.1])
@@ -235,7 +249,9 @@ def test_probe(name, decay):
     stats = opt.stats(probe=True)
     assert torch.equal(rng, torch.get_rng_state())
     now = [t for p in before for t in (p, p.grad, *opt.state[p].values())]
-    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True)), "the probe changed something"  # fmt: skip
+    assert all(torch.equal(a, b) for a, b in zip(kept, now, strict=True)), (
+        "the probe changed something"
+    )
     opt.step()
     sums = {}
     for p, entry in zip(before, stats["parameters"].values(), strict=True):
@@ -250,7 +266,9 @@ def test_probe(name, decay):
             want, got = torchs.state[copy][key].double(), values.double()
             made, off = entry["states"][key], (got - want).abs()
             # Where storing is exact what torch rounds otherwise in float32 is all there is.
-            assert made["rms_error"] == pytest.approx(float(off.norm() / want.norm()), rel=1e-3, abs=1e-6)  # fmt: skip
+            assert made["rms_error"] == pytest.approx(
+                float(off.norm() / want.norm()), rel=1e-3, abs=1e-6
+            )
             one = torch.where(off == 0, 0.0, off / want.abs())
             near = one[want.abs() > 1e-30].max()
             assert made["max_error"] == pytest.approx(float(near), rel=1e-2, abs=1e-4)
@@ -283,13 +301,17 @@ def test_probe_of_factored_state():
     entry = opt.stats(probe=True)["parameters"]["0.weight"]
     opt.step()
     off = values_of(opt, weight)["exp_avg"][1].double() - exact
-    assert entry["states"]["exp_avg"]["rms_error"] == pytest.approx(float(off.norm() / exact.norm()), rel=1e-3)  # fmt: skip
+    assert entry["states"]["exp_avg"]["rms_error"] == pytest.approx(
+        float(off.norm() / exact.norm()), rel=1e-3
+    )
     assert entry["rule"] == lay.rule == "adamw_factored" and list(entry["states"]) == ["exp_avg"]
 
 
 @pytest.mark.filterwarnings("ignore:.*rounded to nearest", "ignore:rounding to nearest")
 def test_updates_lost_to_rounding():
-    """Rounded to nearest, steps far below the spacing of the weights all vanish; stochastically only most of them."""
+    """Rounded to nearest, steps far below the spacing of the weights all vanish;
+    stochastically only most of them.
+    """
     lost = {}
     beside = [
         e["name"]
@@ -384,6 +406,12 @@ def test_prints_as_a_table():
     lines = stats.table().splitlines()
     assert lines[0].split()[:3] == ["values", "bytes", "each"]
     text = "\n".join(lines)
-    for word in ("0.weight", "total", "dynamic8_unsigned", f"{stats['total']['bytes_per_value']:.3f}", "%"):  # fmt: skip
+    for word in (
+        "0.weight",
+        "total",
+        "dynamic8_unsigned",
+        f"{stats['total']['bytes_per_value']:.3f}",
+        "%",
+    ):
         assert word in text
     assert lowbit.AdamW([nn.Parameter(torch.ones(3))]).stats().table().count("\n") == 4

@@ -1,4 +1,6 @@
-"""Steps that are run again without looking at parameters give the bits of steps that look, and notice whatever has changed."""
+"""Steps that are run again without looking at parameters give the bits of steps that look, and
+notice whatever has changed.
+"""
 
 import copy
 import gc
@@ -220,16 +222,38 @@ def hook(ps, opt):
 
 
 CHANGES = [
-    weight_decay, state_memory, step_memory, swapped_parameter, replaced_parameter, gradient_memory, negated_gradient, stream_data, hook,
-    no_gradient, another_gradient_dtype, transposed_gradient, other_memory, strided_memory, stream, state_tensor, state_in_place, loaded,
-    seed, maximize, zero_lr, tensor_lr,
-]  # fmt: skip
+    weight_decay,
+    state_memory,
+    step_memory,
+    swapped_parameter,
+    replaced_parameter,
+    gradient_memory,
+    negated_gradient,
+    stream_data,
+    hook,
+    no_gradient,
+    another_gradient_dtype,
+    transposed_gradient,
+    other_memory,
+    strided_memory,
+    stream,
+    state_tensor,
+    state_in_place,
+    loaded,
+    seed,
+    maximize,
+    zero_lr,
+    tensor_lr,
+]
 
 
 CASES = [
     *((name, change) for change in CHANGES for name in ("8bit", "Adafactor")),
-    *(("two groups", change) for change in (group_replaced, moved_to_a_neighbour, a_note_in_the_state)),
-]  # fmt: skip
+    *(
+        ("two groups", change)
+        for change in (group_replaced, moved_to_a_neighbour, a_note_in_the_state)
+    ),
+]
 
 
 @pytest.mark.parametrize("name, change", CASES, ids=lambda x: getattr(x, "__name__", x))
@@ -282,13 +306,23 @@ def test_the_compiled_comparison():
     table = torch.zeros(1, objects.compiled.COLUMNS, dtype=torch.int64)
     assert not record([p], None, table)  # no gradient
     p.grad = torch.ones(4, 3)
-    assert record([p], None, table) and table[0, :3].tolist() == [p.data_ptr(), p.grad.data_ptr(), 12]  # fmt: skip
+    assert record([p], None, table) and table[0, :3].tolist() == [
+        p.data_ptr(),
+        p.grad.data_ptr(),
+        12,
+    ]
     p.grad = torch.full((4, 3), 2.0)
     held = []
     assert take([p], None, table, held) and table[0, 1] == p.grad.data_ptr()
     assert len(held) == 1 and held[0] is p.grad
     assert take([p], [p.grad], table)
-    others = (torch.ones(4, 3).bfloat16(), torch.ones(3, 4).t(), torch.ones(4, 3).to_sparse(), torch.ones(4, 4), None)  # fmt: skip
+    others = (
+        torch.ones(4, 3).bfloat16(),
+        torch.ones(3, 4).t(),
+        torch.ones(4, 3).to_sparse(),
+        torch.ones(4, 4),
+        None,
+    )
     for grad in others:
         assert not take([p], [grad], table)
     assert not take([p.detach()], [p.grad], table)  # another class

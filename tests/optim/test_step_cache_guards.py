@@ -1,4 +1,6 @@
-"""What a repeated step refuses, holds and checks: its memory, its table, its numbers, and the versions that autograd compares."""
+"""What a repeated step refuses, holds and checks: its memory, its table, its numbers, and the
+versions that autograd compares.
+"""
 
 import gc
 import weakref

@@ -1,4 +1,6 @@
-"""Any number of threads: the same bits, of every optimizer and of what is done without a step. Elsewhere tests have one thread."""
+"""Any number of threads: the same bits, of every optimizer and of what is done without a step.
+Elsewhere tests have one thread.
+"""
 
 import pytest
 import torch
@@ -11,9 +13,14 @@ from lowbit import ops
 
 COUNTS = (1, 2, 3)
 MEASURED = [{"state_format": "lpmm4"}] + [
-    {"state_format": {name: lowbit.scaled("linear8" + end, scale=kind) for name, end in (("exp_avg", ""), ("exp_avg_sq", "_unsigned"))}}
+    {
+        "state_format": {
+            name: lowbit.scaled("linear8" + end, scale=kind)
+            for name, end in (("exp_avg", ""), ("exp_avg_sq", "_unsigned"))
+        }
+    }
     for kind in ("row", "column", "tensor", "rank1")
-]  # fmt: skip
+]
 
 
 def with_threads(count, what):
@@ -26,7 +33,9 @@ def with_threads(count, what):
 
 
 def trained(cls, options):
-    """Parameters and state after three steps; each matrix is more than one thread takes at a time."""
+    """Parameters and state after three steps;
+    each matrix is more than one thread takes at a time.
+    """
     torch.manual_seed(0)
     net = nn.ModuleList([nn.Embedding(301, 320), nn.Linear(640, 256), nn.Conv2d(64, 96, 3)])
     net.to(torch.bfloat16)
@@ -36,7 +45,9 @@ def trained(cls, options):
         for p in net.parameters():
             p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
         opt.step()
-    kept = [t for p in net.parameters() for t in opt.state[p].values() if isinstance(t, torch.Tensor)]  # fmt: skip
+    kept = [
+        t for p in net.parameters() for t in opt.state[p].values() if isinstance(t, torch.Tensor)
+    ]
     return [*(p.detach() for p in net.parameters()), *kept]
 
 
@@ -61,7 +72,16 @@ def test_without_a_step():
         p.grad = x.clone()
         norm = lowbit.clip_grad_norm_([p], 1.0)
         values = ops.dequantize(codes, scales, "dynamic8", 256, 777)
-        return codes, scales, values, stored, extra, ops.join(stored, extra, "bfloat16_split8"), norm, p.grad  # fmt: skip
+        return (
+            codes,
+            scales,
+            values,
+            stored,
+            extra,
+            ops.join(stored, extra, "bfloat16_split8"),
+            norm,
+            p.grad,
+        )
 
     one, *more = (with_threads(count, made) for count in COUNTS)
     for other in more:

@@ -99,7 +99,9 @@ def test_schedulers_with_a_tensor_for_a_learning_rate(name, schedule):
             opt.step()
             scheduler.step(loss) if schedule == "plateau" else scheduler.step()
             seen.append(loss.item())
-        assert all(isinstance(g["lr"], torch.Tensor) == (kind is torch.tensor) for g in opt.param_groups)  # fmt: skip
+        assert all(
+            isinstance(g["lr"], torch.Tensor) == (kind is torch.tensor) for g in opt.param_groups
+        )
         assert seen[-1] < seen[0]
         results.append((weight.detach(), bias.detach(), [float(g["lr"]) for g in opt.param_groups]))
     torchs, plain, tensor = results
@@ -129,14 +131,18 @@ def test_cases_with_every_scheduler_of_torchs_go_down(name):
             for _ in range(20):
                 loss = opt.step(closure)
                 for scheduler in made:
-                    scheduler.step(loss) if isinstance(scheduler, ReduceLROnPlateau) else scheduler.step()  # fmt: skip
+                    scheduler.step(loss) if isinstance(
+                        scheduler, ReduceLROnPlateau
+                    ) else scheduler.step()
             after = closure().item()
             assert after > before if options.get("maximize") else after < before, options
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_errors_are_torchs(name):
-    """What torch refuses is refused, in its words. A complex parameter is refused earlier, where the optimizer is built."""
+    """What torch refuses is refused, in its words. A complex parameter is refused earlier,
+    where the optimizer is built.
+    """
     seen = 0
     for case in INFOS[name].optim_error_inputs_func(device="cpu", dtype=torch.float32):
         given = case.optimizer_error_input
@@ -157,7 +163,9 @@ def test_errors_are_torchs(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_float16_parameters_are_served(name):
-    """torch's settings on float16 parameters: finite steps, and the same whatever `foreach` and `fused` say."""
+    """torch's settings on float16 parameters: finite steps,
+    and the same whatever `foreach` and `fused` say.
+    """
     for options in kwargs_of(name):
         ends = []
         for flag in ({}, {"foreach": False}, {"foreach": None}):

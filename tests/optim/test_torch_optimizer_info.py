@@ -1,5 +1,6 @@
-"""torch keeps, for each of its optimizers, the settings that its own tests run with (OptimizerInfo). The same here with lowbit's classes: what every
-optimizer of torch does under them, and the few things that lowbit does otherwise, each with its reason and words."""
+"""torch keeps, for each of its optimizers, the settings that its own tests run with
+(OptimizerInfo). The same here with lowbit's classes: what every optimizer of torch does under them,
+and the few things that lowbit does otherwise, each with its reason and words."""
 
 import copy
 import io
@@ -16,7 +17,9 @@ from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_
 
 import lowbit
 
-INFOS = {info.optim_cls.__name__: info for info in optim_db if hasattr(lowbit, info.optim_cls.__name__)}  # fmt: skip
+INFOS = {
+    info.optim_cls.__name__: info for info in optim_db if hasattr(lowbit, info.optim_cls.__name__)
+}
 # (check, optimizer or "", words of the settings or "") -> what is raised instead, and why.
 EXPECTED = {
     ("float64", "", ""): ("is float64, which is not served", "state and steps are float32"),
@@ -150,7 +153,9 @@ def learning_rate_of_a_group(name, options):
 
 
 def a_state_dict_gives_the_same_bits(name, options):
-    """Into another optimizer, through a copy, and through a file of weights only; with groups and without."""
+    """Into another optimizer, through a copy, and through a file of weights only;
+    with groups and without.
+    """
     for groups in (False, True):
         params = params_of(name)
         opt = build(name, params, options, groups)
@@ -240,7 +245,12 @@ def printing_and_state(name, options):
 
 def flags_change_no_bits(name, options):
     """`foreach`, `fused` and `differentiable=False`: one implementation whatever they say."""
-    flags = [{}] + [{flag: value} for flag in INFOS[name].supported_impls if flag != "differentiable" for value in (False, None)]  # fmt: skip
+    flags = [{}] + [
+        {flag: value}
+        for flag in INFOS[name].supported_impls
+        if flag != "differentiable"
+        for value in (False, None)
+    ]
     ends = []
     for flag in flags:
         params = params_of(name)
@@ -251,11 +261,25 @@ def flags_change_no_bits(name, options):
 
 
 CHECKS = [
-    goes_the_right_way, weights_that_are_strided_otherwise, float16, bfloat16, float64, complex64, a_learning_rate_in_a_tensor,
-    a_step_without_gradients_is_none, zero_gradients_decay_at_most, weight_decay_of_a_group, learning_rate_of_a_group,
-    a_state_dict_gives_the_same_bits, an_older_state_dict, a_step_that_is_no_tensor, copies_step_on, hooks_are_called, printing_and_state,
+    goes_the_right_way,
+    weights_that_are_strided_otherwise,
+    float16,
+    bfloat16,
+    float64,
+    complex64,
+    a_learning_rate_in_a_tensor,
+    a_step_without_gradients_is_none,
+    zero_gradients_decay_at_most,
+    weight_decay_of_a_group,
+    learning_rate_of_a_group,
+    a_state_dict_gives_the_same_bits,
+    an_older_state_dict,
+    a_step_that_is_no_tensor,
+    copies_step_on,
+    hooks_are_called,
+    printing_and_state,
     flags_change_no_bits,
-]  # fmt: skip
+]
 
 
 def expected(check, name, desc):

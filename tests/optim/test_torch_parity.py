@@ -1,4 +1,6 @@
-"""With float32 state every optimizer that torch has takes torch's steps, and goes on from torch's state dict."""
+"""With float32 state every optimizer that torch has takes torch's steps,
+and goes on from torch's state dict.
+"""
 
 import copy
 
@@ -64,7 +66,9 @@ def test_steps_are_torchs(name, options):
 
 @pytest.mark.parametrize("name, options", CASES, ids=str)
 def test_torchs_state_dict_goes_on(name, options):
-    """Ten steps by torch, then both: ours from torch's state dict, float32 and with a tensor for a learning rate."""
+    """Ten steps by torch, then both: ours from torch's state dict,
+    float32 and with a tensor for a learning rate.
+    """
     torchs = params()
     b = getattr(torch.optim, name)(torchs, **options)
     for t in range(10):
@@ -85,7 +89,9 @@ def test_torchs_state_dict_goes_on(name, options):
     ids=str,
 )
 def test_the_rule_follows_loaded_settings(name, options):
-    """As in torch, the settings are the loaded ones: into an optimizer that was built with the defaults."""
+    """As in torch, the settings are the loaded ones: into an optimizer that was built with the
+    defaults.
+    """
     torchs = params()
     b = getattr(torch.optim, name)(torchs, **options)
     for t in range(3):
@@ -147,7 +153,9 @@ def test_load_optimizer_takes_torchs_sgd(kind, tmp_path):
     import torch.distributed.checkpoint as dcp
 
     torchs = params()
-    b = torch.optim.SGD([(f"p{i}", p) for i, p in enumerate(torchs)], lr=0.1, momentum=0.9, dampening=0.5)  # fmt: skip
+    b = torch.optim.SGD(
+        [(f"p{i}", p) for i, p in enumerate(torchs)], lr=0.1, momentum=0.9, dampening=0.5
+    )
     for t in range(3):
         advance([(p,) for p in torchs], (b,), t)
     if kind == "file":
@@ -164,7 +172,9 @@ def test_load_optimizer_takes_torchs_sgd(kind, tmp_path):
 
 @pytest.mark.parametrize("momentum", [0, 0.9])
 def test_centered_rmsprop_in_few_bits_takes_bounded_steps(momentum):
-    """Gradients that hardly vary: v - a^2 is then less than v's last bit, and the step would be g / eps."""
+    """Gradients that hardly vary: v - a^2 is then less than v's last bit,
+    and the step would be g / eps.
+    """
     p = nn.Parameter(torch.zeros(64, 128))
     opt = lowbit.RMSprop([p], lr=1e-3, centered=True, momentum=momentum, alpha=0.9)
     generator = torch.Generator().manual_seed(0)
@@ -193,7 +203,22 @@ def test_arguments_are_torchs(name):
         assert key in skip or (ours[key].default == p.default and ours[key].kind == p.kind), key
 
 
-@pytest.mark.parametrize("name", ["SGD", "RMSprop", "Adagrad", "Adam", "AdamW", "Adafactor", "Lion", "AdEMAMix", "CAME", "LAMB", "LARS"])  # fmt: skip
+@pytest.mark.parametrize(
+    "name",
+    [
+        "SGD",
+        "RMSprop",
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Adafactor",
+        "Lion",
+        "AdEMAMix",
+        "CAME",
+        "LAMB",
+        "LARS",
+    ],
+)
 def test_8_bit_state_follows_float32_and_resumes(name):
     """The default state comes close to float32's path, and a state dict goes on bit for bit."""
     generator = torch.Generator().manual_seed(0)

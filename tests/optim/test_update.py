@@ -1,4 +1,6 @@
-"""Update rules against slow float64 twins, for every state format and parameter format that the catalog lists, on every instruction set."""
+"""Update rules against slow float64 twins, for every state format and parameter format that the
+catalog lists, on every instruction set.
+"""
 
 import numpy as np
 import pytest
@@ -22,8 +24,9 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 def layouts(rule):
-    """Formats of the rule's slots, every state format at least once: a signed one in all slots, an unsigned one where its sign allows it, beside
-    its signed partner, or float32 where it has none. A rule without slots has one layout."""
+    """Formats of the rule's slots, every state format at least once: a signed one in all slots, an
+    unsigned one where its sign allows it, beside its signed partner, or float32 where it has none.
+    A rule without slots has one layout."""
     slots = ops.rule(rule)["slots"]
     made = []
     for name, f in STATES.items():
@@ -41,7 +44,9 @@ def layouts(rule):
 
 
 def unusual_layouts(rule):
-    """Formats under cross-tile scales, other block lengths, and rounded by chance: every format once."""
+    """Formats under cross-tile scales, other block lengths,
+    and rounded by chance: every format once.
+    """
     slots = ops.rule(rule)["slots"]
     made = []
     for i, (name, f) in enumerate(STATES.items()):
@@ -146,7 +151,10 @@ def cover(rule, test, count):
 def report():
     yield
     columns = list(dict.fromkeys(c for row in COVERED.values() for c in row))
-    print(f"\n\ncombinations of {len(STATES)} state formats and {len(PARAMS)} parameter formats, on {', '.join(ISAS)}")  # fmt: skip
+    print(
+        f"\n\ncombinations of {len(STATES)} state formats and {len(PARAMS)} parameter formats, on "
+        f"{', '.join(ISAS)}"
+    )
     print(f"{'rule':28}" + "".join(f"{c:>15}" for c in columns))
     for rule in RULES:
         cells = "".join(f"{COVERED.get(rule, {}).get(c, 0):>15}" for c in columns)
@@ -160,7 +168,9 @@ def test_every_rule_has_a_slow_twin():
 
 
 def sensitive(rule, p, g, state, t, hyper, want):
-    """How far the twin's own results move when what it is given moves by a few float32 roundings: where numbers cancel, more."""
+    """How far the twin's own results move when what it is given moves by a few float32 roundings:
+    where numbers cancel, more.
+    """
     e = 3e-7
     moved_p, moved = REFERENCE[rule](
         p, g * (1 + e), [s * (1 - e if i % 2 else 1 + e) for i, s in enumerate(state)], t, hyper
@@ -175,7 +185,9 @@ def sensitive(rule, p, g, state, t, hyper, want):
 
 
 def check_codes(f, block, got, want, what):
-    """Coded values: as numpy's float64 values are coded, but for values that float32 has moved over the middle of two codes."""
+    """Coded values: as numpy's float64 values are coded,
+    but for values that float32 has moved over the middle of two codes.
+    """
     codes = ops.quantize(torch.from_numpy(want.astype(np.float32)), f["name"], block)
     again = ops.dequantize(*codes, f["name"], block, want.shape[1]).double().numpy()
     top = np.maximum(np.abs(want).max(axis=1, keepdims=True), 1e-300)
@@ -190,7 +202,8 @@ def check_codes(f, block, got, want, what):
     far = np.abs(np.abs(a - w) - np.abs(b - w)) > 2 * slack
     far &= (got != 0) & (again != 0) | (f["domain"] != "log2")  # zero lies apart there
     assert flipped.mean() < 0.02 and not (flipped & far).any(), (
-        f"{what}: {flipped.sum()} codes differ, {(flipped & far).sum()} of values that are not in the middle"
+        f"{what}: {flipped.sum()} codes differ, {(flipped & far).sum()} "
+        "of values that are not in the middle"
     )
 
 
@@ -199,9 +212,13 @@ TWINS = [(rule, {}) for rule in RULES] + [
 ]
 
 
-@pytest.mark.parametrize("rule, change", TWINS, ids=lambda x: x if isinstance(x, str) else ",".join(x) or "default")  # fmt: skip
+@pytest.mark.parametrize(
+    "rule, change", TWINS, ids=lambda x: x if isinstance(x, str) else ",".join(x) or "default"
+)
 def test_step_equals_float64(rule, change):
-    """Each step from the state as stored: parameters to float32 accuracy, state to the format's own rounding."""
+    """Each step from the state as stored: parameters to float32 accuracy,
+    state to the format's own rounding.
+    """
     hyper = hyper_of(rule, **change)
     runs = [Run(rule, formats) for formats in layouts(rule)[:: 1 if not change else 5]]
     for t in range(1, 5):
@@ -212,12 +229,15 @@ def test_step_equals_float64(rule, change):
             g = grad.double().numpy()
             want_p, want = REFERENCE[rule](old_p, g, old, t, hyper)
             slack = sensitive(rule, old_p, g, old, t, hyper, [want_p, *want])
-            # m and v are rounded a few times in float32 before p: relative to the step taken, not to p
+            # m and v are rounded a few times in float32 before p: relative to the step taken,
+            # not to p
             what = f"{run.name}, step {t}"
             step = np.abs(want_p - old_p).max()
             limit = 3e-7 * np.abs(want_p) + 2e-6 * step + 4 * slack[0]
             error = np.abs(run.p.double().numpy() - want_p)
-            assert (error <= limit).all(), f"{what}: p is off by {(error / limit).max()} of what it may"  # fmt: skip
+            assert (error <= limit).all(), (
+                f"{what}: p is off by {(error / limit).max()} of what it may"
+            )
             got = run.values()
             slots = len(run.formats)
             for k, (have, wish) in enumerate(zip(got, want, strict=True)):
@@ -227,7 +247,9 @@ def test_step_equals_float64(rule, change):
                     bound = 3e-6 * np.abs(wish) + 1e-8 + 4 * slack[1 + k]  # m cancels
                     assert (np.abs(have - wish) <= bound).all(), where
                 elif f["name"] == "bfloat16":
-                    np.testing.assert_allclose(have, wish, rtol=2**-8 * 1.01, atol=1e-9, err_msg=where)  # fmt: skip
+                    np.testing.assert_allclose(
+                        have, wish, rtol=2**-8 * 1.01, atol=1e-9, err_msg=where
+                    )
                 else:
                     check_codes(f, run.columns[k][1], have, wish, where)
     assert all(run.step == 4 for run in runs)
@@ -236,7 +258,9 @@ def test_step_equals_float64(rule, change):
 
 @pytest.mark.parametrize("rule", RULES)
 def test_every_isa_gives_the_same_bits(rule):
-    """All state formats x all parameter formats; and all formats under other scales, blocks and rounding."""
+    """All state formats x all parameter formats; and all formats under other scales,
+    blocks and rounding.
+    """
     cases = [(formats, p["name"]) for formats in layouts(rule) for p in PARAMS]
     cases += [
         (formats, PARAMS[i % len(PARAMS)]["name"])
@@ -248,7 +272,9 @@ def test_every_isa_gives_the_same_bits(rule):
         ops.set_isa(isa)
         runs = [Run(rule, formats, param, (3, 300)) for formats, param in cases]
         if grads is None:
-            grads = [[runs[0].grad().to(dtype)] * len(runs) for dtype in (torch.bfloat16, torch.float32)]  # fmt: skip
+            grads = [
+                [runs[0].grad().to(dtype)] * len(runs) for dtype in (torch.bfloat16, torch.float32)
+            ]
         for grad in grads:
             advance(runs, grad)
         seen.append(runs)
@@ -269,7 +295,9 @@ def coded_layout(rule):
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_16_bit_gradients_are_exact(dtype):
-    """A 16-bit gradient gives the bits of the same gradient widened to float32, subnormals included."""
+    """A 16-bit gradient gives the bits of the same gradient widened to float32,
+    subnormals included.
+    """
     for rule in RULES:
         narrow, full_precision = (Run(rule, coded_layout(rule), grad_dtype=dtype) for _ in range(2))
         for t in range(3):
@@ -295,7 +323,9 @@ def test_lr_zero_leaves_the_parameter(rule):
             if run.param["compensation"]:
                 run.state[0].view(torch.uint8).reshape(-1)[::3] = 17
         count = [1 + bool(run.param["compensation"]) for run in runs]
-        before = [[t.clone() for t in run.tensors()[:n]] for run, n in zip(runs, count, strict=True)]  # fmt: skip
+        before = [
+            [t.clone() for t in run.tensors()[:n]] for run, n in zip(runs, count, strict=True)
+        ]
         for lr in (None, torch.tensor(0.0)):
             grads = [run.grad() for run in runs]
             advance(runs, grads, hyper_of(rule, lr=0.0 if lr is None else 1.0), lr=lr)
@@ -342,7 +372,9 @@ def test_a_zero_gradient_never_moves_its_weight(rule):
             cases = [[*formats[:i], "float32", *formats[i + 1 :]] for formats in cases]
             coded = [*coded[:i], "float32", *coded[i + 1 :]]
     runs = [Run(rule, formats, "bfloat16_stochastic", shape=(2, 300)) for formats in cases]
-    runs += [Run(rule, coded, p["name"], shape=(2, 300)) for p in PARAMS if all(map(ops.has_zero, coded))]  # fmt: skip
+    runs += [
+        Run(rule, coded, p["name"], shape=(2, 300)) for p in PARAMS if all(map(ops.has_zero, coded))
+    ]
     # the update of no gradient is 0
     still = [run.p[:, 7].clone() * (rule not in WRITES_UPDATES) for run in runs]
     for _ in range(20):
@@ -378,7 +410,9 @@ def test_scaler_and_maximize():
 
 
 def test_chance_makes_no_second_moment_negative():
-    """A signed format without a zero, rounded by chance, would take small positive values below zero, and their root is NaN: refused."""
+    """A signed format without a zero, rounded by chance, would take small positive values below
+    zero, and their root is NaN: refused.
+    """
     seen = set()
     for name, f in STATES.items():
         if not f["scaled"] or not f["signed"]:
@@ -400,7 +434,9 @@ def test_chance_makes_no_second_moment_negative():
 
 
 def test_many_parameters_equal_one_by_one():
-    """One call over parameters of many shapes, with any number of threads, gives each the bits it gets alone."""
+    """One call over parameters of many shapes, with any number of threads,
+    gives each the bits it gets alone.
+    """
     shapes = [(1, 1), (3, 77), (64, 1024), (1, 5000), (200, 16), (0, 40), (17, 257)]
     formats = ["dynamic8", "dynamic8_unsigned"]
 

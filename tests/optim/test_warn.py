@@ -22,7 +22,9 @@ def build(value=1.0, dtype=torch.bfloat16, cls=lowbit.AdamW, **options):
 
 
 def test_nearest_is_said_once():
-    with pytest.warns(UserWarning, match="2 bfloat16 parameters, such as 'a', are rounded to nearest") as caught:  # fmt: skip
+    with pytest.warns(
+        UserWarning, match="2 bfloat16 parameters, such as 'a', are rounded to nearest"
+    ) as caught:
         opt = build(param_format="nearest", lr=1e-3)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert "lr=0.001 that is most updates of weights above 0.512" in str(caught[0].message)
@@ -53,7 +55,9 @@ def test_what_the_learning_rate_reaches():
 @pytest.mark.filterwarnings("ignore:2 bfloat16 parameters")
 def test_lost_updates_are_said_once():
     opt = build(param_format="nearest", weight_decay=0.0)
-    with pytest.warns(UserWarning, match="loses 100.00% of the updates of 2 parameters, and of 'a' 100.00%") as caught:  # fmt: skip
+    with pytest.warns(
+        UserWarning, match="loses 100.00% of the updates of 2 parameters, and of 'a' 100.00%"
+    ) as caught:
         stats = opt.stats(probe=True)
     assert len(caught) == 1 and caught[0].filename == __file__
     assert stats["total"]["lost_updates"] == 1.0
@@ -68,7 +72,9 @@ def test_a_learning_rate_that_nearest_rounding_loses():
     opt = build(param_format="nearest")
     p = opt.param_groups[0]["params"][0]
     p.data[:20] = 2.0**-12  # below 512e-6
-    with pytest.warns(UserWarning, match="as large as the learning rate is lost .* in 87.50% of the weights"):  # fmt: skip
+    with pytest.warns(
+        UserWarning, match="as large as the learning rate is lost .* in 87.50% of the weights"
+    ):
         stats = opt.stats()
     assert stats["parameters"]["a"]["out_of_reach"] == 0.75
     assert stats.scalars()["lowbit/out_of_reach"] == 0.875

@@ -1,4 +1,6 @@
-"""Rules that measure the whole tensor before they update it, against slow float64 twins of their papers. Adafactor: tests/optim/test_torch_parity.py."""
+"""Rules that measure the whole tensor before they update it, against slow float64 twins of their
+papers. Adafactor: tests/optim/test_torch_parity.py.
+"""
 
 import math
 

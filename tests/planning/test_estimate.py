@@ -1,4 +1,6 @@
-"""`lowbit.estimate` says what optimizers really hold: lowbit's, torch's, torchao's and bitsandbytes', whole and sharded, in memory and on disk."""
+"""`lowbit.estimate` says what optimizers really hold: lowbit's, torch's, torchao's and
+bitsandbytes', whole and sharded, in memory and on disk.
+"""
 
 import copy
 import dataclasses
@@ -19,7 +21,9 @@ from lowbit import __main__ as command
 
 
 class Model(nn.Module):
-    """An embedding, matrices of odd sizes, a convolution, a frozen layer, a buffer, a number, and a head, tied or not."""
+    """An embedding, matrices of odd sizes, a convolution, a frozen layer, a buffer, a number,
+    and a head, tied or not.
+    """
 
     def __init__(self, tied=False, width=96, words=512):
         super().__init__()
@@ -117,8 +121,12 @@ def test_state_is_what_the_optimizer_holds_after_a_step(rule, tied):
     opt = stepped(model, getattr(lowbit, name)(groups, **options))
     ours = said["lowbit"]
     assert ours.state == (held(opt),)
-    assert ours.weights == (size(dict(model.named_parameters())) + size(dict(model.named_buffers())),)  # fmt: skip
-    assert ours.gradients == (size({n: p.grad for n, p in model.named_parameters() if p.grad is not None}),)  # fmt: skip
+    assert ours.weights == (
+        size(dict(model.named_parameters())) + size(dict(model.named_buffers())),
+    )
+    assert ours.gradients == (
+        size({n: p.grad for n, p in model.named_parameters() if p.grad is not None}),
+    )
     assert bool(ours.note) == ("full_precision" not in options)
     assert ours.total[0] == ours.weights[0] + ours.gradients[0] + ours.state[0]
     assert ours.checkpoint == size(model.state_dict()) + held(opt)
@@ -178,7 +186,10 @@ def test_other_libraries_hold_what_is_said_of_them(monkeypatch):
         model = Model().to(dtype)
         said = lowbit.estimate(model)
         trained = [p for p in model.parameters() if p.requires_grad]
-        real = {"torchao_8bit": torchao.optim.AdamW8bit(trained), "bitsandbytes_8bit": bitsandbytes.optim.AdamW8bit(trained)}  # fmt: skip
+        real = {
+            "torchao_8bit": torchao.optim.AdamW8bit(trained),
+            "bitsandbytes_8bit": bitsandbytes.optim.AdamW8bit(trained),
+        }
         real[f"torch_{dtype}".replace("torch.", "")] = torch.optim.AdamW(trained)
         for name, opt in real.items():
             stepped(model, opt)
@@ -190,7 +201,9 @@ def test_other_libraries_hold_what_is_said_of_them(monkeypatch):
 
 
 def sharded(world, rank, ranks=None):
-    """The model under fully_shard as one of `world` ranks, its optimizer, and what is said of the sharded model."""
+    """The model under fully_shard as one of `world` ranks, its optimizer,
+    and what is said of the sharded model.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.testing._internal.distributed.fake_pg import FakeStore
@@ -205,7 +218,9 @@ def sharded(world, rank, ranks=None):
             own = lowbit.estimate(model, make, **options)
             assert own == lowbit.estimate(Model().bfloat16(), make, ranks=mesh, **options)
             assert own.ranks == world
-            weights = sum(size(local(p)) for p in model.parameters()) + size(dict(model.named_buffers()))  # fmt: skip
+            weights = sum(size(local(p)) for p in model.parameters()) + size(
+                dict(model.named_buffers())
+            )
             yield own, held(opt), weights
     finally:
         dist.destroy_process_group()
@@ -255,7 +270,9 @@ def test_a_checkpoint_has_that_size(kind, tmp_path):
     else:
         from safetensors.torch import save_file
 
-        kept = {f"{i}.{k}": t for i, s in states["optimizer"]["state"].items() for k, t in s.items()}  # fmt: skip
+        kept = {
+            f"{i}.{k}": t for i, s in states["optimizer"]["state"].items() for k, t in s.items()
+        }
         save_file({**states["model"], **kept}, tmp_path / "run.safetensors")
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
     assert said <= written <= 1.01 * said
@@ -275,11 +292,22 @@ def test_the_result_prints_and_becomes_json():
     for footprint in said.footprints.values():
         assert footprint.title in text and footprint.title in page
         assert footprint.note in text
-    assert "the largest of 2 ranks" in text and "100%" in text and text.splitlines()[2].startswith(" ")  # fmt: skip
+    assert (
+        "the largest of 2 ranks" in text and "100%" in text and text.splitlines()[2].startswith(" ")
+    )
     assert page.count("<tr>") == 1 + len(said.footprints)
     with_averages = lowbit.estimate(Model().bfloat16(), ranks=2, ema=True)
     lines = str(with_averages).splitlines()
-    assert lines[2].split() == ["weights", "gradients", "state", "averages", "sum", "of", "float32", "checkpoint"]  # fmt: skip
+    assert lines[2].split() == [
+        "weights",
+        "gradients",
+        "state",
+        "averages",
+        "sum",
+        "of",
+        "float32",
+        "checkpoint",
+    ]
     assert "<th>averages</th>" in with_averages._repr_html_() and "averages" not in page
     averages = with_averages.as_dict()["footprints"]["lowbit"]["averages"]
     assert tuple(averages) == with_averages["lowbit"].averages and len(averages) == 2
@@ -293,20 +321,40 @@ def test_the_result_prints_and_becomes_json():
 @pytest.mark.parametrize(
     "given, options, error, message",
     [
-        (nn.Linear(8, 8), {"optimizer": "Adamw"}, ValueError, "no optimizer 'Adamw'; it has APOLLO,"),
-        (nn.Linear(8, 8), {"optimizer": torch.optim.AdamW}, TypeError, "optimizer of lowbit, not AdamW"),
-        (nn.Linear(8, 8), {"optimizer": torch.optim.AdamW, "full_precision": ()}, TypeError, "full_precision"),
+        (
+            nn.Linear(8, 8),
+            {"optimizer": "Adamw"},
+            ValueError,
+            "no optimizer 'Adamw'; it has APOLLO,",
+        ),
+        (
+            nn.Linear(8, 8),
+            {"optimizer": torch.optim.AdamW},
+            TypeError,
+            "optimizer of lowbit, not AdamW",
+        ),
+        (
+            nn.Linear(8, 8),
+            {"optimizer": torch.optim.AdamW, "full_precision": ()},
+            TypeError,
+            "full_precision",
+        ),
         (nn.Linear(8, 8), {"state_format": "9bit"}, ValueError, "9bit"),
         (nn.Linear(8, 8), {"ema": "bfloat16"}, ValueError, "to nearest it stands still"),
         (nn.Linear(8, 8), {"colour": 1}, TypeError, "colour"),
         (nn.Linear(8, 8), {"ranks": 0}, ValueError, "at least 1 but is: 0"),
         (nn.Linear(8, 8), {"ranks": "2"}, TypeError, "number or a DeviceMesh but is: '2'"),
         (nn.Linear(8, 8).double(), {}, ValueError, "float64"),
-        (nn.Linear(8, 8).requires_grad_(False), {}, ValueError, "no parameter that requires a gradient"),
+        (
+            nn.Linear(8, 8).requires_grad_(False),
+            {},
+            ValueError,
+            "no parameter that requires a gradient",
+        ),
         ([1], {}, TypeError, "not list"),
         ("nowhere", {}, FileNotFoundError, "nothing is downloaded"),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_raises(given, options, error, message):
     with pytest.raises(error, match=message):
         lowbit.estimate(given, **options)
@@ -315,9 +363,16 @@ def test_what_does_not_fit_raises(given, options, error, message):
 # Configurations of transformers
 
 LLAMA = {
-    "model_type": "llama", "architectures": ["LlamaForCausalLM"], "hidden_size": 64, "intermediate_size": 176,
-    "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 320, "dtype": "bfloat16",
-}  # fmt: skip
+    "model_type": "llama",
+    "architectures": ["LlamaForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 176,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 320,
+    "dtype": "bfloat16",
+}
 
 
 @pytest.fixture
@@ -350,7 +405,7 @@ def test_a_configuration_is_its_model(transformers, tmp_path):
     assert lowbit.estimate(write(tmp_path, architectures=None)) == said  # a causal model
     whole = copy.deepcopy(real).float()
     assert lowbit.estimate(folder, dtype=torch.float32) == lowbit.estimate(whole)
-    assert said["lowbit"].state == (held(stepped(real, lowbit.AdamW(lowbit.param_groups(real)))),)  # fmt: skip
+    assert said["lowbit"].state == (held(stepped(real, lowbit.AdamW(lowbit.param_groups(real)))),)
 
 
 def test_a_configuration_loads_and_executes_nothing(transformers, tmp_path):
@@ -358,7 +413,13 @@ def test_a_configuration_loads_and_executes_nothing(transformers, tmp_path):
     auto = {"AutoConfig": "code.Config", "AutoModelForCausalLM": "code.Model"}
     said = lowbit.estimate(write(tmp_path))
     kernels = "someone/kernels"
-    folder = write(tmp_path, auto_map=auto, _attn_implementation=kernels, attn_implementation=kernels, quantization_config={"quant_method": "x"})  # fmt: skip
+    folder = write(
+        tmp_path,
+        auto_map=auto,
+        _attn_implementation=kernels,
+        attn_implementation=kernels,
+        quantization_config={"quant_method": "x"},
+    )
     assert lowbit.estimate(folder) == said
     for changes, message in [
         ({"architectures": ["Own"], "auto_map": auto}, "'Own'.* not executed"),
@@ -377,20 +438,37 @@ def test_the_command_line(transformers, tmp_path, capsys):
     assert capsys.readouterr().out == f"{lowbit.estimate(folder)}\n"
     assert command.main(["estimate", "--ema", "float32", folder]) == 0
     assert capsys.readouterr().out == f"{lowbit.estimate(folder, ema='float32')}\n"
-    arguments = "--optimizer Fira --ranks 2 --dtype float32 --state-format 4bit --option rank=8 --full-precision *embed* --json"  # fmt: skip
+    arguments = (
+        "--optimizer Fira --ranks 2 --dtype float32 --state-format 4bit --option rank=8 "
+        "--full-precision *embed* --json"
+    )
     assert command.main(["estimate", folder, *arguments.split()]) == 0
-    wanted = lowbit.estimate(folder, "Fira", ranks=2, dtype=torch.float32, state_format="4bit", rank=8, full_precision=["*embed*"])  # fmt: skip
+    wanted = lowbit.estimate(
+        folder,
+        "Fira",
+        ranks=2,
+        dtype=torch.float32,
+        state_format="4bit",
+        rank=8,
+        full_precision=["*embed*"],
+    )
     assert json.loads(capsys.readouterr().out) == wanted.as_dict()
 
 
 @pytest.mark.parametrize(
     "arguments",
     [
-        [], ["estimate"], ["estimate", "nowhere"], ["estimate", ".", "--ranks", "two"], ["estimate", ".", "--option", "rank"],
-        ["estimate", ".", "--dtype", "int8"], ["estimate", ".", "--ema", "bfloat16"], ["estimate", "pyproject.toml"],
+        [],
+        ["estimate"],
+        ["estimate", "nowhere"],
+        ["estimate", ".", "--ranks", "two"],
+        ["estimate", ".", "--option", "rank"],
+        ["estimate", ".", "--dtype", "int8"],
+        ["estimate", ".", "--ema", "bfloat16"],
+        ["estimate", "pyproject.toml"],
     ],
     ids=" ".join,
-)  # fmt: skip
+)
 def test_bad_usage_is_exit_code_2_and_one_line(arguments, capsys):
     try:
         code = command.main(arguments)

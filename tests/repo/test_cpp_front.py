@@ -1,5 +1,6 @@
-"""The C++ front end, installed and used by the example as a program outside this tree would, against the LibTorch of the torch wheel: it trains, saves,
-resumes from its file, and has the bits that Python has from the same gradients."""
+"""The C++ front end, installed and used by the example as a program outside this tree would,
+against the LibTorch of the torch wheel: it trains, saves, resumes from its file, and has the bits
+that Python has from the same gradients."""
 
 import pathlib
 import shutil
@@ -27,7 +28,9 @@ def run(*command, **options):
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
     """What the example wrote: its optimizer's file, and a record of its weights and gradients."""
-    cmake = shutil.which("cmake", path=str(pathlib.Path(sys.executable).parent)) or shutil.which("cmake")  # fmt: skip
+    cmake = shutil.which("cmake", path=str(pathlib.Path(sys.executable).parent)) or shutil.which(
+        "cmake"
+    )
     installed = BUILD / "csrc" / "libtorch" / "cmake_install.cmake"
     hint = "the C++ front end is not built: make test configures it with LOWBIT_CPP=ON"
     need("cpp", cmake is not None and installed.exists(), hint)
@@ -107,7 +110,11 @@ def test_python_goes_on_from_the_file(trained, replayed):
 
 
 def test_lowbit_ckpt_reads_the_file(trained):
-    need("ckpt", TOOL is not None, "lowbit-ckpt is not on PATH: run make where its libraries are installed")  # fmt: skip
+    need(
+        "ckpt",
+        TOOL is not None,
+        "lowbit-ckpt is not on PATH: run make where its libraries are installed",
+    )
     printed = run(TOOL, "inspect", trained[0] / "opt.pt")
     assert "exp_avg_sq_dynamic8_unsigned_scale" in printed and "dynamic8" in printed
     run(TOOL, "verify", trained[0] / "opt.pt")
@@ -125,7 +132,11 @@ def test_it_goes_on_from_a_file_of_python(trained, replayed):
     torch.save(
         lowbit.AdamW(wrong.named_parameters(), state_format="4bit").state_dict(), out / "wrong.pt"
     )
-    done = subprocess.run([out / "build" / "train", out / "x.pt", out / "y.pt", out / "wrong.pt"], capture_output=True, text=True)  # fmt: skip
+    done = subprocess.run(
+        [out / "build" / "train", out / "x.pt", out / "y.pt", out / "wrong.pt"],
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode != 0 and "has no 'exp_avg_dynamic8'" in done.stderr
 
 
@@ -141,7 +152,9 @@ RULES = {
 
 @pytest.fixture(scope="module", params=RULES)
 def ruled(trained, request):
-    """A rule's name and its files, and Python's parameters and optimizer from the same gradients, without a stop."""
+    """A rule's name and its files, and Python's parameters and optimizer from the same gradients,
+    without a stop.
+    """
     out = trained[0]
     files = [out / f"{request.param} {name}.pt" for name in ("saved", "archive", "record")]
     run(out / "build" / "rules", request.param, *files)
@@ -179,7 +192,11 @@ def test_what_torch_save_writes_holds_the_same_file(ruled, tmp_path):
 
 
 def test_lowbit_ckpt_reads_what_every_rule_saves(ruled):
-    need("ckpt", TOOL is not None, "lowbit-ckpt is not on PATH: run make where its libraries are installed")  # fmt: skip
+    need(
+        "ckpt",
+        TOOL is not None,
+        "lowbit-ckpt is not on PATH: run make where its libraries are installed",
+    )
     rule, files, *_ = ruled
     printed = [run(TOOL, "inspect", file).replace(str(file), "") for file in files[:2]]
     assert printed[0] == printed[1] and ("dynamic8" in printed[0] or rule == "SGD, plain")

@@ -1,4 +1,5 @@
-"""The pages: every block of code runs, every name of the API is described, and the worked example of the formats has lowbit's bytes.
+"""The pages: every block of code runs, every name of the API is described, and the worked example
+of the formats has lowbit's bytes.
 
 pytest -s tests/repo/test_docs.py -k not_run        # prints which blocks are not run, and why
 """
@@ -30,7 +31,11 @@ REASONS = (
     "the rest of the script",
 )
 NAMES = [str(path.relative_to(ROOT)) for path in pages.PAGES]
-RUN = [name for name in NAMES if any(b.language in pages.RUN and not b.not_run for b in pages.blocks(ROOT / name))]  # fmt: skip
+RUN = [
+    name
+    for name in NAMES
+    if any(b.language in pages.RUN and not b.not_run for b in pages.blocks(ROOT / name))
+]
 
 
 @pytest.fixture
@@ -40,7 +45,14 @@ def one_rank(tmp_path, monkeypatch):
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    rank = {"RANK": 0, "LOCAL_RANK": 0, "WORLD_SIZE": 1, "LOCAL_WORLD_SIZE": 1, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}  # fmt: skip
+    rank = {
+        "RANK": 0,
+        "LOCAL_RANK": 0,
+        "WORLD_SIZE": 1,
+        "LOCAL_WORLD_SIZE": 1,
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
     for name, value in rank.items():
         monkeypatch.setenv(name, str(value))
     state, threads = torch.get_rng_state(), torch.get_num_threads()
@@ -88,7 +100,9 @@ def test_what_is_not_run_says_why():
             if block.language not in pages.RUN or not block.reason:
                 continue
             place = f"{block.page}:{block.line}"
-            assert not block.not_run or block.not_run.startswith(REASONS), f"{place}: {block.not_run}"  # fmt: skip
+            assert not block.not_run or block.not_run.startswith(REASONS), (
+                f"{place}: {block.not_run}"
+            )
             if block.language == "python":
                 assert block.code
             else:
@@ -115,7 +129,9 @@ def test_blocks_name_their_language(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_lists_and_tables_look_the_same_on_github_and_on_the_site(name):
-    """The site's Markdown wants an empty line before a list or a table, and four columns for a list inside a list."""
+    """The site's Markdown wants an empty line before a list or a table,
+    and four columns for a list inside a list.
+    """
     plain = re.sub(r"^ *```.*?^ *```", "```", (ROOT / name).read_text(), flags=re.S | re.M)
     lines = plain.splitlines()
     for before, line in zip(["", *lines], lines, strict=False):
@@ -125,14 +141,17 @@ def test_lists_and_tables_look_the_same_on_github_and_on_the_site(name):
             assert inside, f"{name}: an empty line is missing before {line!r}"
             assert len(item[1]) % 4 == 0, f"{name}: {line!r} is indented by {len(item[1])}"
         if line.startswith("|") and not before.startswith("|"):
-            assert not before or before.startswith("<!--"), f"{name}: no empty line before {line!r}"  # fmt: skip
+            assert not before or before.startswith("<!--"), f"{name}: no empty line before {line!r}"
 
 
 # The runner itself
 
 
 def test_a_block_that_fails_is_seen(tmp_path, monkeypatch):
-    text = "# Page\n\n```python\nx = 1\nassert x == 2\n```\n\n<!-- not run: builds -->\n```bash\nmake x\n```\n"
+    text = (
+        "# Page\n\n```python\nx = 1\nassert x == 2\n```\n\n<!-- not run: builds -->\n```bash\n"
+        "make x\n```\n"
+    )
     fails, marked = pages.blocks_of(text, "page.md")
     assert (fails.line, fails.reason, marked.reason) == (3, "", "builds")
     with pytest.raises(AssertionError) as raised:
@@ -190,7 +209,18 @@ def test_the_bytes_of_presets_are_those_of_the_optimizer():
     assert f"| `muon4`, with Muon | {state('Muon', state_format='muon4')} |" in text
 
 
-MODULES = ("lowbit", "lowbit.checkpoint", "lowbit.elastic", "lowbit.flat", "lowbit.fsdp1", "lowbit.integrations.deepspeed", "lowbit.integrations.transformers", "lowbit.integrations.torchtitan", "lowbit.integrations.axolotl", "lowbit.integrations.nemo_automodel")  # fmt: skip
+MODULES = (
+    "lowbit",
+    "lowbit.checkpoint",
+    "lowbit.elastic",
+    "lowbit.flat",
+    "lowbit.fsdp1",
+    "lowbit.integrations.deepspeed",
+    "lowbit.integrations.transformers",
+    "lowbit.integrations.torchtitan",
+    "lowbit.integrations.axolotl",
+    "lowbit.integrations.nemo_automodel",
+)
 PUBLIC = {
     "lowbit.fsdp1": ["bind", "get_state_dict", "set_state_dict"],
     "lowbit.integrations.deepspeed": ["bind"],
@@ -202,7 +232,9 @@ PUBLIC = {
 
 
 def test_the_api_has_every_public_name():
-    """Once each, in the pages of docs/api, with the objects that users get from them; and nothing else."""
+    """Once each, in the pages of docs/api, with the objects that users get from them;
+    and nothing else.
+    """
     text = "".join(path.read_text() for path in sorted((ROOT / "docs" / "api").glob("*.md")))
     listed = re.findall(r"^::: (\S+)$", text, re.M)
     assert len(listed) == len(set(listed))
@@ -211,7 +243,10 @@ def test_the_api_has_every_public_name():
         public = PUBLIC.get(name) or importlib.import_module(name).__all__
         wanted |= {f"{name}.{each}" for each in public if each != "__version__"}
     wanted -= {name for name in wanted if name in MODULES}
-    wanted |= {"lowbit.gradients.accumulate.Accumulator", "lowbit.gradients.step_in_backward.InBackward"}  # fmt: skip
+    wanted |= {
+        "lowbit.gradients.accumulate.Accumulator",
+        "lowbit.gradients.step_in_backward.InBackward",
+    }
     assert set(listed) == wanted
 
 
@@ -246,9 +281,13 @@ def plugin(monkeypatch):
 
 def test_entries_of_several_names_are_split(plugin):
     split = plugin("docstrings", "griffe").split
-    text = "Does.\n\nArgs:\n    one: alone,\n        twice.\n    a, b: of\n        both.\n    c,\n        d: as in `Adam`.\n\nReturns:\n    It.\n"
+    text = (
+        "Does.\n\nArgs:\n    one: alone,\n        twice.\n    a, b: of\n        both.\n    c,\n"
+        "        d: as in `Adam`.\n\nReturns:\n    It.\n"
+    )
     assert split(text) == (
-        "Does.\n\nArgs:\n    one: alone,\n        twice.\n    a: of both.\n    b: of both.\n\n`c`, `d`: as in `Adam`.\n\nReturns:\n    It.\n"
+        "Does.\n\nArgs:\n    one: alone,\n        twice.\n    a: of both.\n    b: of both.\n\n"
+        "`c`, `d`: as in `Adam`.\n\nReturns:\n    It.\n"
     )
     assert split("Does.\n\nArgs:\n    a, b: as for `f`.\n") == "Does.\n\n`a`, `b`: as for `f`.\n"
     assert split("Has none.") == "Has none."
@@ -265,7 +304,11 @@ def test_no_docstring_has_an_entry_that_the_site_cannot_read(plugin):
 
 
 def test_links_from_a_page_lead_to_pages_of_the_site(plugin):
-    structure = {"mkdocs": {}, "mkdocs.structure": {}, "mkdocs.structure.files": {"File": None, "Files": None}}  # fmt: skip
+    structure = {
+        "mkdocs": {},
+        "mkdocs.structure": {},
+        "mkdocs.structure.files": {"File": None, "Files": None},
+    }
     hooks = plugin("hooks", "mkdocs", **structure)
     config = types.SimpleNamespace(extra={"repository": "https://host/lowbit"})
 
@@ -277,7 +320,10 @@ def test_links_from_a_page_lead_to_pages_of_the_site(plugin):
     assert seen("[ckpt.md](ckpt.md#dialects)", "migrate.md") == "[lowbit-ckpt](ckpt.md#dialects)"
     assert seen("[ckpt.md](../ckpt.md)", "api/checkpoint.md") == "[lowbit-ckpt](../ckpt.md)"
     assert seen("[x](docs/design.md)", "contributing.md") == "[x](design.md)"
-    assert seen("[x](../recipes/fsdp2.py)", "sharding.md") == "[x](https://host/lowbit/blob/main/recipes/fsdp2.py)"  # fmt: skip
+    assert (
+        seen("[x](../recipes/fsdp2.py)", "sharding.md")
+        == "[x](https://host/lowbit/blob/main/recipes/fsdp2.py)"
+    )
     assert seen("[x](../recipes)", "sharding.md") == "[x](https://host/lowbit/tree/main/recipes)"
     for same in ("[x](none.md)", "[x](#here)", "[x](https://a.b/c.md)"):
         assert seen(same, "ckpt.md") == same
@@ -288,4 +334,7 @@ def test_the_site_takes_nothing_from_other_hosts():
     assert "\n  font: false" in text and "extra_javascript" not in text and "strict: true" in text
     assert "repo_url:" not in re.sub("#.*", "", text), "the theme would ask GitHub on every page"
     assert "http" not in (ROOT / "docs" / "site" / "style.css").read_text()
-    assert "--quiet" not in re.search(r"^docs:.*\n.*mkdocs.*", (ROOT / "Makefile").read_text(), re.M)[0]  # fmt: skip
+    assert (
+        "--quiet"
+        not in re.search(r"^docs:.*\n.*mkdocs.*", (ROOT / "Makefile").read_text(), re.M)[0]
+    )

@@ -1,4 +1,6 @@
-"""The plan's columns and the workspace's tensors are defined in csrc/policy alone; Python knows them by name."""
+"""The plan's columns and the workspace's tensors are defined in csrc/policy alone;
+Python knows them by name.
+"""
 
 import re
 
@@ -9,10 +11,12 @@ from plans import plan_row
 
 from lowbit import ops
 
-# Numbers of columns, of workspace tensors and of words of an exact sum, as they were written by hand.
+# Numbers of columns, of workspace tensors and of words of an exact sum,
+# as they were written by hand.
 BY_HAND = (
-    r"\bPLAN_COLUMNS\b|\bMAX_SLOTS\b|\bMAX_DIMS\b|_PARAM_FORMAT\b|\b_?WORDS(, TOTALS)? = |\bSUM_WORDS\b"
-    r"|\brow\[\d+\]|\bplan\[[^\]]*\d\]|\b(workspace|scratch)\[\d\]|CUT_\w+ = \d|\* 18\b"
+    r"\bPLAN_COLUMNS\b|\bMAX_SLOTS\b|\bMAX_DIMS\b|_PARAM_FORMAT\b|\b_?WORDS(, TOTALS)? = "
+    r"|\bSUM_WORDS\b|\brow\[\d+\]|\bplan\[[^\]]*\d\]|\b(workspace|scratch)\[\d\]|CUT_\w+ "
+    r"= \d|\* 18\b"
 )
 
 
@@ -26,8 +30,16 @@ def test_python_writes_no_column_number():
 
 
 @pytest.mark.parametrize(
-    "planted", ["row[5] = 1", "plan[:, 14:28:4]", "PLAN_COLUMNS = 38", "WORDS, TOTALS = 18, 2", "n = 3 * 18", "workspace[5]"]
-)  # fmt: skip
+    "planted",
+    [
+        "row[5] = 1",
+        "plan[:, 14:28:4]",
+        "PLAN_COLUMNS = 38",
+        "WORDS, TOTALS = 18, 2",
+        "n = 3 * 18",
+        "workspace[5]",
+    ],
+)
 def test_a_planted_number_is_caught(planted):
     assert [match.group() for match in re.finditer(BY_HAND, planted)]
 

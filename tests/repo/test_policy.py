@@ -1,4 +1,6 @@
-"""What is decided about a parameter is decided in csrc/policy, for Python, for lowbit-ckpt and for the C++ front end."""
+"""What is decided about a parameter is decided in csrc/policy, for Python,
+for lowbit-ckpt and for the C++ front end.
+"""
 
 import json
 import os
@@ -24,10 +26,22 @@ ROOM = ROOT / "csrc" / "policy"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
 TOOL = shutil.which("lowbit-ckpt")
 NAMES = [
-    "weight", "module.weight", "module.module.weight", "layers.0.module.weight", "_orig_mod.module.a.weight",
-    "a._fsdp_wrapped_module.b._checkpoint_wrapped_module.weight", "submodule.weight", "my_module.weight", "a-module.weight",
-    "module", "module.", "5module.weight", "ünï.module.weight", "ümodule.weight", "a..module.weight",
-]  # fmt: skip
+    "weight",
+    "module.weight",
+    "module.module.weight",
+    "layers.0.module.weight",
+    "_orig_mod.module.a.weight",
+    "a._fsdp_wrapped_module.b._checkpoint_wrapped_module.weight",
+    "submodule.weight",
+    "my_module.weight",
+    "a-module.weight",
+    "module",
+    "module.",
+    "5module.weight",
+    "ünï.module.weight",
+    "ümodule.weight",
+    "a..module.weight",
+]
 # Name, state format and shape: each of one decision, so that a change of it shows.
 CASES = [
     ("module.body.weight", "8bit", (64, 64)),
@@ -50,13 +64,15 @@ def parts(text, suffix):
     return re.sub(r"(?m)//.*$", "", text)
 
 
-# What is decided, as code would write it again; the files that may, and an offence for the test of the test.
+# What is decided, as code would write it again; the files that may,
+# and an offence for the test of the test.
 WRITTEN = {
     "presets": (
         r"""["'](lpmm4|muon4|factored[48]|fp8_e5m2|[23567]bit)["']""",
         {
             "csrc/policy/presets.cpp",
-            # Type checkers take no names from the catalog; tests/optim/test_help.py holds these to it.
+            # Type checkers take no names from the catalog;
+            # tests/optim/test_help.py holds these to it.
             "lowbit/config/types.py",
         },
         'if name == "factored4": return',
@@ -97,7 +113,8 @@ WRITTEN = {
         "if (numel < 4096) return;",
     ),
     "wrapper prefixes": (
-        r"""_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod\\?\.|["'(|]module\\?\.["'|)]""",
+        r"_fsdp_wrapped_module|_checkpoint_wrapped_module|_orig_mod\\?\."
+        r"""|["'(|]module\\?\.["'|)]""",
         {"csrc/policy/names.cpp"},
         'name.removeprefix("module.")',
     ),
@@ -163,7 +180,16 @@ def decided_by_tool(tool, folder, name, state_format, shape):
     opt.step()
     torch.save({"optimizer": opt.state_dict(), "model": {name: p.detach()}}, folder / "torch.pt")
     (folder / "lowbit.pt").unlink(missing_ok=True)
-    run(tool, "convert", folder / "torch.pt", folder / "lowbit.pt", "--to", "lowbit", "--state-format", state_format)  # fmt: skip
+    run(
+        tool,
+        "convert",
+        folder / "torch.pt",
+        folder / "lowbit.pt",
+        "--to",
+        "lowbit",
+        "--state-format",
+        state_format,
+    )
     (state,) = torch.load(folder / "lowbit.pt", weights_only=True)["optimizer"]["state"].values()
     return said(state)
 
@@ -172,7 +198,16 @@ def front(folder, archive):
     """The program of the C++ front end, linked with that library."""
     source = ROOT / "tests" / "cpp" / "front" / "policy.cpp"
     program = folder / "front"
-    run(COMPILER, "-std=c++20", f"-I{ROOT / 'csrc' / 'libtorch'}", source, archive, "-pthread", "-o", program)  # fmt: skip
+    run(
+        COMPILER,
+        "-std=c++20",
+        f"-I{ROOT / 'csrc' / 'libtorch'}",
+        source,
+        archive,
+        "-pthread",
+        "-o",
+        program,
+    )
     return program
 
 
@@ -256,7 +291,9 @@ def linked_again(target, archive, output):
 
 @pytest.fixture(scope="module")
 def planted(built, tmp_path_factory):
-    """The room, changed and compiled again, and the library, the operators, the tool and the front end linked with it."""
+    """The room, changed and compiled again, and the library, the operators,
+    the tool and the front end linked with it.
+    """
     folder = tmp_path_factory.mktemp("planted")
     room = folder / "csrc" / "policy"
     shutil.copytree(ROOM, room)

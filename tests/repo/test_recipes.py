@@ -22,10 +22,16 @@ def output(name, ranks, folder, *options):
     command = [sys.executable, *(launch if ranks else []), str(RECIPES / f"{name}.py"), *options]
     root = str(RECIPES.parent)
     environment = {
-        **os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]), "HF_HUB_OFFLINE": "1",
-    }  # fmt: skip
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=folder, timeout=600)  # fmt: skip
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": os.pathsep.join([root, os.environ.get("PYTHONPATH", "")]),
+        "HF_HUB_OFFLINE": "1",
+    }
+    done = subprocess.run(
+        command, capture_output=True, text=True, env=environment, cwd=folder, timeout=600
+    )
     assert done.returncode == 0, (done.stdout + done.stderr)[-4000:]
     return done.stdout
 
@@ -68,7 +74,9 @@ def test_recipe(name, ranks, again, tmp_path):
 
 @pytest.mark.parametrize("flat", [False, True], ids=["nested names", "flat names"])
 def test_experts_have_the_same_bits_under_every_layout(pool, flat):
-    """4 ranks of which 2 share the experts, then 4 that share them, then one process; by torch's get_state_dict and set_state_dict."""
+    """4 ranks of which 2 share the experts, then 4 that share them, then one process; by torch's
+    get_state_dict and set_state_dict.
+    """
     folders = [f"{pool.folder}/{flat}{i}" for i in range(2)]
     saved, end = pool.run(4, "experts_worker", "trained", 2, folders[0], flat)[0]
     assert saved.keys() == end.keys() and all(saved[name] != end[name] for name in saved)
@@ -92,12 +100,16 @@ def test_experts_resume_with_another_number_of_ranks_that_share_them(tmp_path):
 
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_weights_in_bfloat16_are_multiplied_in_either(ranks, tmp_path):
-    """In float32 where a processor has no instructions for bfloat16; what is learned is the same but for the rounding of products."""
+    """In float32 where a processor has no instructions for bfloat16; what is learned is the same
+    but for the rounding of products.
+    """
     sizes = ("--steps", "4", "--width", "64", "--depth", "1", "--context", "32", "--batch", "8")
     bfloat16, float32 = (
-        json.loads(output("train_gpt", ranks, tmp_path, "--compute", compute, *sizes).splitlines()[-1])
+        json.loads(
+            output("train_gpt", ranks, tmp_path, "--compute", compute, *sizes).splitlines()[-1]
+        )
         for compute in ("bfloat16", "float32")
-    )  # fmt: skip
+    )
     assert bfloat16["bytes_per_parameter"] == float32["bytes_per_parameter"]
     assert bfloat16["train_loss"] != float32["train_loss"]
     assert abs(bfloat16["held_out_loss"] - float32["held_out_loss"]) < 0.01

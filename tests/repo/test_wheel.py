@@ -1,4 +1,6 @@
-"""One wheel for every CPython: the module keeps to the stable ABI, and the settings, the workflow and the page agree. `make wheel` builds and audits one."""
+"""One wheel for every CPython: the module keeps to the stable ABI, and the settings, the workflow
+and the page agree. `make wheel` builds and audits one.
+"""
 
 import pathlib
 import re
@@ -17,7 +19,9 @@ from lowbit.step import objects
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
-@pytest.mark.parametrize("module", [native._checkpoint, objects.compiled], ids=["_checkpoint", "_tensors"])  # fmt: skip
+@pytest.mark.parametrize(
+    "module", [native._checkpoint, objects.compiled], ids=["_checkpoint", "_tensors"]
+)
 def test_modules_are_of_the_stable_abi(module):
     need("ckpt", module is not None, "lowbit was built without this module")
     audit = pathlib.Path(sys.executable).parent / "abi3audit"
@@ -32,7 +36,9 @@ def test_nothing_ties_the_package_to_one_python():
     assert 'wheel.py-api = "cp310"' in PYPROJECT and 'requires-python = ">=3.10"' in PYPROJECT
     assert "Py_LIMITED_API=0x030A0000" in (ROOT / "tools" / "CMakeLists.txt").read_text()
     # Neither in the settings nor in the sources: it has no stable ABI for these versions.
-    listed = subprocess.run(["git", "grep", "-il", "pybind" + "11"], cwd=ROOT, capture_output=True, text=True)  # fmt: skip
+    listed = subprocess.run(
+        ["git", "grep", "-il", "pybind" + "11"], cwd=ROOT, capture_output=True, text=True
+    )
     assert listed.stdout == ""
 
 
@@ -43,10 +49,18 @@ def test_wheels_are_tried_with_every_python_that_is_promised():
 
 
 def test_pages_and_settings_name_the_same_system():
-    (glibc,) = set(re.findall(r"-linux-gnu\.(\d+\.\d+)", (ROOT / ".ci" / "wheel" / "build.py").read_text() + (ROOT / ".ci" / "wheel" / "manylinux.cmake").read_text()))  # fmt: skip
+    (glibc,) = set(
+        re.findall(
+            r"-linux-gnu\.(\d+\.\d+)",
+            (ROOT / ".ci" / "wheel" / "build.py").read_text()
+            + (ROOT / ".ci" / "wheel" / "manylinux.cmake").read_text(),
+        )
+    )
     tag = f"manylinux_{glibc.replace('.', '_')}"
     assert set(re.findall(r"manylinux_\d+_\d+", PYPROJECT)) == {tag}
-    assert set(re.findall(r"manylinux_\d+_\d+", (ROOT / "docs" / "install.md").read_text())) == {tag}  # fmt: skip
+    assert set(re.findall(r"manylinux_\d+_\d+", (ROOT / "docs" / "install.md").read_text())) == {
+        tag
+    }
     workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
     assert re.findall(r"arch: (\w+)", workflow) == ["x86_64", "aarch64"]
 
@@ -66,12 +80,15 @@ def test_a_wait_of_an_old_glibc_ends_in_time(tmp_path):
           until.tv_nsec += 200000000;
           if (until.tv_nsec >= 1000000000) until.tv_nsec -= 1000000000, ++until.tv_sec;
           pthread_mutex_lock(&mutex);
-          return pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &until) == ETIMEDOUT ? 0 : 1;
+          int got = pthread_cond_clockwait(&condition, &mutex, CLOCK_MONOTONIC, &until);
+          return got == ETIMEDOUT ? 0 : 1;
         }
     """)
     program = tmp_path / "main"
     files = [tmp_path / "main.c", ROOT / ".ci" / "wheel" / "glibc_2_28.c"]
-    subprocess.run(["cc", "-D_GNU_SOURCE", "-Wall", "-Werror", *files, "-o", program, "-lpthread"], check=True)  # fmt: skip
+    subprocess.run(
+        ["cc", "-D_GNU_SOURCE", "-Wall", "-Werror", *files, "-o", program, "-lpthread"], check=True
+    )
     start = time.monotonic()
     assert subprocess.run([program]).returncode == 0
     assert 0.19 < time.monotonic() - start < 5

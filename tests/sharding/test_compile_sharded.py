@@ -1,4 +1,6 @@
-"""torch.compile(opt.step) over parameters of FSDP2 leaves the bits of a step that is not compiled."""
+"""torch.compile(opt.step) over parameters of FSDP2 leaves the bits of a step that is not
+compiled.
+"""
 
 import pytest
 

@@ -1,4 +1,6 @@
-"""Parts of one parameter in one process: however rows and blocks are cut, the operator writes what it writes for the whole, in every format."""
+"""Parts of one parameter in one process: however rows and blocks are cut, the operator writes what
+it writes for the whole, in every format.
+"""
 
 import itertools
 
@@ -20,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("isa_restored")
 
 
 def partner(entry):
-    """Formats of the two moments: this one where it can hold the moment, for the other its nearest relative."""
+    """Formats of the two moments: this one where it can hold the moment,
+    for the other its nearest relative.
+    """
     name = entry["name"]
     if entry["signed"]:
         return [name, name]
@@ -54,7 +58,15 @@ class Part:
         (self.r0, self.r1), (self.c0, self.c1) = rows, cols
         self.front, self.back, self.formats = front, back, formats
         n, m = self.r1 - self.r0, self.c1 - self.c0
-        plan = plan_row(n, m, formats, "bfloat16_stochastic", first=self.r0 * COLS + self.c0, stream=7, global_cols=COLS)  # fmt: skip
+        plan = plan_row(
+            n,
+            m,
+            formats,
+            "bfloat16_stochastic",
+            first=self.r0 * COLS + self.c0,
+            stream=7,
+            global_cols=COLS,
+        )
         plan[0, ENDS] = torch.tensor([front, back, cut])
         self.plan, self.p, self.device = plan, self.of(weights()).to(device), torch.device(device)
         self.count = [torch.zeros(1, device=device)]
@@ -77,8 +89,16 @@ class Part:
 
     def step(self, phase, grad, workspace):
         ops.step(
-            RULE, [self.p], [self.of(grad).to(self.device)], self.state, self.count, self.plan, HYPER, phase=phase, workspace=workspace
-        )  # fmt: skip
+            RULE,
+            [self.p],
+            [self.of(grad).to(self.device)],
+            self.state,
+            self.count,
+            self.plan,
+            HYPER,
+            phase=phase,
+            workspace=workspace,
+        )
 
 
 def run_parts(parts, steps, share):
@@ -108,7 +128,9 @@ def check(parts, whole, formats):
             assert torch.equal(part.held(got), part.of(want)), f"codes of {name}"
             scales, all_scales = part.state[2 * k + 1].cpu(), state[2 * k + 1][part.r0 : part.r1]
             assert scales.shape == all_scales.shape
-            assert torch.equal(scales.view(torch.uint8), all_scales.contiguous().view(torch.uint8)), f"scales of {name}"  # fmt: skip
+            assert torch.equal(
+                scales.view(torch.uint8), all_scales.contiguous().view(torch.uint8)
+            ), f"scales of {name}"
 
 
 CODED = [entry for entry in FORMATS if entry["scaled"]]
@@ -122,12 +144,16 @@ def share_largest(parts, blocks):
 
 
 def check_flat_shards(formats, whole, device="cpu"):
-    """Three shards of the flattened matrix: the ends lie inside rows, blocks and bytes; one row, and no other cut one, is in all three."""
+    """Three shards of the flattened matrix: the ends lie inside rows, blocks and bytes; one row,
+    and no other cut one, is in all three.
+    """
     ends = [0, 2 * COLS + 13, 2 * COLS + 429, ROWS * COLS]
     parts = []
     for begin, end in itertools.pairwise(ends):
         r0, r1 = begin // COLS, -(-end // COLS)
-        parts.append(Part((r0, r1), (0, COLS), begin - r0 * COLS, r1 * COLS - end, CUT_ENDS, formats, device))  # fmt: skip
+        parts.append(
+            Part((r0, r1), (0, COLS), begin - r0 * COLS, r1 * COLS - end, CUT_ENDS, formats, device)
+        )
     run_parts(parts, 4, share_largest)
     check(parts, whole, formats)
 
@@ -135,7 +161,9 @@ def check_flat_shards(formats, whole, device="cpu"):
 def check_columns_inside_blocks(formats, whole, device="cpu"):
     """Three shards of columns whose first blocks begin elsewhere; one holds less than a block."""
     ends = [0, 56, 360, COLS]  # of codes of any width on a byte
-    parts = [Part((0, ROWS), ends, 0, 0, CUT_ALL, formats, device) for ends in itertools.pairwise(ends)]  # fmt: skip
+    parts = [
+        Part((0, ROWS), ends, 0, 0, CUT_ALL, formats, device) for ends in itertools.pairwise(ends)
+    ]
     run_parts(parts, 4, share_largest)
     check(parts, whole, formats)
 
@@ -156,7 +184,9 @@ def test_columns_inside_blocks(entry):
 
 
 def run_rows(rows, cols, formats, param, isa, apart):
-    """Some steps of a matrix, whole or each row by itself; the bytes of parameter and state, row by row."""
+    """Some steps of a matrix, whole or each row by itself; the bytes of parameter and state,
+    row by row.
+    """
     ops.set_isa(isa)
     ranges = [(r, r + 1) for r in range(rows)] if apart else [(0, rows)]
     whole = torch.randn(rows, cols, generator=torch.Generator().manual_seed(1))
@@ -196,8 +226,13 @@ def stochastic(format, block):
     ids=lambda v: v if isinstance(v, str) else "",
 )
 def test_rows_that_are_walked_as_one(formats, param, isa):
-    """Rows of whole blocks are one row to the CPU's walk: shorter than a block, some blocks long, longer than a tile, and where they may not be."""
-    shapes = [(90, 1), (70, 2), (67, 3), (40, 8), (41, 24), (30, 64), (22, 96), (9, 600), (7, 640), (5, 1000), (4, 2048), (3, 2080)]  # fmt: skip
+    """Rows of whole blocks are one row to the CPU's walk: shorter than a block, some blocks long,
+    longer than a tile, and where they may not be.
+    """
+    shapes = [
+        (90, 1), (70, 2), (67, 3), (40, 8), (41, 24), (30, 64), (22, 96), (9, 600), (7, 640),
+        (5, 1000), (4, 2048), (3, 2080),
+    ]  # fmt: skip
     for rows, cols in shapes:
         whole = run_rows(rows, cols, formats, param, isa, apart=False)
         apart = run_rows(rows, cols, formats, param, "baseline", apart=True)
@@ -214,13 +249,22 @@ def test_a_cut_that_nobody_shares_is_seen():
 
 
 @pytest.mark.parametrize(
-    "ends, message", [([-1, 0, 1], "impossible size"), ([0, 0, 3], "impossible size"), ([701, 0, 1], "impossible size")]
-)  # fmt: skip
+    "ends, message",
+    [
+        ([-1, 0, 1], "impossible size"),
+        ([0, 0, 3], "impossible size"),
+        ([701, 0, 1], "impossible size"),
+    ],
+)
 def test_impossible_ends_are_refused(ends, message):
     part = Part((0, ROWS), (0, COLS), 0, 0, CUT_ENDS, ["dynamic8", "dynamic8_unsigned"])
     part.plan[0, ENDS] = torch.tensor(ends)
     with pytest.raises(RuntimeError, match=message):
-        part.step(0, gradients(0), ops.workspace(RULE, plan_row(1, 1, ["float32", "float32"]), torch.device("cpu")))  # fmt: skip
+        part.step(
+            0,
+            gradients(0),
+            ops.workspace(RULE, plan_row(1, 1, ["float32", "float32"]), torch.device("cpu")),
+        )
 
 
 def test_columns_inside_a_byte_are_refused():

@@ -1,4 +1,6 @@
-"""What DeepSpeed's ZeRO does to an optimizer's groups is refused in the first step where nothing was bound; a stand-in does the same without the package."""
+"""What DeepSpeed's ZeRO does to an optimizer's groups is refused in the first step where nothing
+was bound; a stand-in does the same without the package.
+"""
 
 import pytest
 import torch
@@ -6,7 +8,10 @@ import torch
 import lowbit
 from lowbit.flat import FlatSlice
 
-UNBOUND = r"flat partitions.*DeepSpeed.*lowbit\.integrations\.deepspeed\.bind\(engine\).*lowbit\.flat\.bind"
+UNBOUND = (
+    r"flat "
+    r"partitions.*DeepSpeed.*lowbit\.integrations\.deepspeed\.bind\(engine\).*lowbit\.flat\.bind"
+)
 
 
 def parameters():

@@ -1,6 +1,8 @@
-"""For every rule and format, any shape of 1 to 5 dimensions and any placement that DTensor allows: the bits of one process, or refused at construction.
+"""For every rule and format, any shape of 1 to 5 dimensions and any placement that DTensor allows:
+the bits of one process, or refused at construction.
 
-Draws are the same in every run. Others: LOWBIT_SEED=1 python -m pytest tests/sharding/test_drawn_placements.py
+Draws are the same in every run. Others: LOWBIT_SEED=1 python -m pytest
+tests/sharding/test_drawn_placements.py
 """
 
 import collections
@@ -23,12 +25,15 @@ REASONS = {
     "rank1": "scale='rank1' of ",
     "Muon": "Muon takes dimension 2 alone",
 }
-# Of the draws of seed 0. Another rule or format of the catalog draws others: then write what the assertion shows, if each of it is meant.
+# Of the draws of seed 0. Another rule or format of the catalog draws others: then write what the
+# assertion shows, if each of it is meant.
 OUTCOMES: dict[str, dict[int, dict[str, int]]] = {
     "products": {
-        2: {"alone": 1, "bytes elsewhere": 1, "in a byte": 1, "same": 84, "several runs": 8, "whole rows": 5},
+        2: {"alone": 1, "bytes elsewhere": 1, "in a byte": 1, "same": 84, "several runs": 8,
+            "whole rows": 5},
         3: {"alone": 2, "in a byte": 1, "nowhere": 1, "same": 89, "several runs": 7},
-        4: {"Muon": 1, "alone": 2, "bytes elsewhere": 1, "nowhere": 3, "same": 119, "several runs": 8, "whole rows": 6},
+        4: {"Muon": 1, "alone": 2, "bytes elsewhere": 1, "nowhere": 3, "same": 119,
+            "several runs": 8, "whole rows": 6},
         8: {"Muon": 1, "nowhere": 4, "same": 29, "several runs": 5, "whole rows": 1},
     },
     "a third of the products": {
@@ -40,7 +45,8 @@ OUTCOMES: dict[str, dict[int, dict[str, int]]] = {
     "catalog": {
         2: {"same": 257, "several runs": 5},
         3: {"bytes elsewhere": 1, "nowhere": 1, "same": 250, "several runs": 12},
-        4: {"bytes elsewhere": 3, "in a byte": 1, "nowhere": 8, "rank1": 1, "same": 236, "several runs": 13},
+        4: {"bytes elsewhere": 3, "in a byte": 1, "nowhere": 8, "rank1": 1, "same": 236,
+            "several runs": 13},
     },
 }  # fmt: skip
 
@@ -52,8 +58,12 @@ def reason(words):
 
 
 def served_as_before(which, ranks, made):
-    """How many are served, and how many refused for which reason: one refusal more of what was served is seen."""
-    found = collections.Counter(reason(words) if what == "refused" else what for _, what, words in made)  # fmt: skip
+    """How many are served, and how many refused for which reason: one refusal more of what was
+    served is seen.
+    """
+    found = collections.Counter(
+        reason(words) if what == "refused" else what for _, what, words in made
+    )
     if SEED == 0:
         assert dict(sorted(found.items())) == OUTCOMES[which][ranks]
 
@@ -68,7 +78,11 @@ def outcomes_of(pool, ranks, draws):
         assert len({outcome for outcome, _ in found}) == 1
         made.append((draw, *found[0]))
     rows = {("R",), ("S", 0)}
-    unserved = [(draw, words) for draw, what, words in made if what == "refused" and all(rows.issuperset(spot.placements) for spot in draw.spots)]  # fmt: skip
+    unserved = [
+        (draw, words)
+        for draw, what, words in made
+        if what == "refused" and all(rows.issuperset(spot.placements) for spot in draw.spots)
+    ]
     assert unserved == [], "whole rows are always served"
     print(f"{ranks} ranks: {dict(collections.Counter(what for _, what, _ in made))}")
     return made
@@ -92,15 +106,19 @@ def test_any_rule_format_shape_and_placement(pool, ranks):
 
 
 EMPTY = drawn.Spot((1, 130), (2, 2), (("S", 0), ("S", 1)))  # no row of it on two of the ranks
-BOTH = drawn.Spot(
-    (6, 48), (2, 2), (("SS", 1, 2), ("S", 1))
-)  # blocks are cut over both mesh dimensions
+# blocks are cut over both mesh dimensions
+BOTH = drawn.Spot((6, 48), (2, 2), (("SS", 1, 2), ("S", 1)))
 
 
 @pytest.mark.parametrize("rule", ["AdamW", "Lion", "LAMB", "Adafactor momentum"])
 def test_ranks_without_a_part_reduce_in_the_order_of_the_others(pool, rule):
-    """Else one rank agrees over rows first and another over columns, and neither has what all of them hold."""
-    draws = [drawn.Draw(rule, spots, "8bit", "bfloat16") for spots in ((EMPTY, BOTH), (BOTH, EMPTY), (EMPTY, EMPTY, BOTH))]  # fmt: skip
+    """Else one rank agrees over rows first and another over columns,
+    and neither has what all of them hold.
+    """
+    draws = [
+        drawn.Draw(rule, spots, "8bit", "bfloat16")
+        for spots in ((EMPTY, BOTH), (BOTH, EMPTY), (EMPTY, EMPTY, BOTH))
+    ]
     assert {outcome for _, outcome, _ in outcomes_of(pool, 4, draws)} == {"same"}
 
 

@@ -1,4 +1,6 @@
-"""The average of weights has the bits of one process under every wrapper, and its checkpoint crosses between numbers of ranks."""
+"""The average of weights has the bits of one process under every wrapper, and its checkpoint
+crosses between numbers of ranks.
+"""
 
 import ema_worker
 import pytest
@@ -56,7 +58,9 @@ def test_a_checkpoint_of_three_ranks_loads_on_two_and_on_one(pool, tmp_path):
     ],
 )
 def test_ranks_that_have_other_parameters_give_the_same_bits(pool, tmp_path, mode, ranks):
-    """Experts, pipeline stages, and weights that ZeroRedundancyOptimizer steps; a checkpoint goes both ways."""
+    """Experts, pipeline stages, and weights that ZeroRedundancyOptimizer steps;
+    a checkpoint goes both ways.
+    """
     alone = "single zero" if "zero" in mode else "single"
     want = ema_worker.apart(alone, tmp_path / "alone", "save")
     for folder, act in ((tmp_path / mode, "save"), (tmp_path / "alone", "load")):

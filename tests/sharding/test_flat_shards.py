@@ -1,4 +1,6 @@
-"""FSDP1: state dicts, what is refused, and what goes by the original parameters. The table of test_wrappers.py has its steps and checkpoints."""
+"""FSDP1: state dicts, what is refused, and what goes by the original parameters. The table of
+test_wrappers.py has its steps and checkpoints.
+"""
 
 import pytest
 
@@ -9,7 +11,8 @@ BOTH = pytest.mark.parametrize("wrapper", WRAPPERS)
 @BOTH
 @pytest.mark.parametrize("kind", ["full", "sharded", "own"])
 def test_the_float32_view_round_trips(pool, wrapper, kind):
-    """Codes and scales come back from the moments that torch's own functions gather, and training goes on with the same bytes.
+    """Codes and scales come back from the moments that torch's own functions gather, and training
+    goes on with the same bytes.
 
     Not where torch gives both moments one buffer, which it does with its own AdamW too.
     """
@@ -57,15 +60,23 @@ def test_unbound_flat_shards_are_refused_with_one_message(pool):
 def test_what_bind_refuses(pool):
     for found in pool.run(2, "flat_worker", "bind_refuses"):
         assert "are not in this model: build the optimizer" in found["another model"]
-        assert "cannot express 'exp_avg_sq_row'" in found["factored"] or "variance_row" in found["factored"]  # fmt: skip
+        assert (
+            "cannot express 'exp_avg_sq_row'" in found["factored"]
+            or "variance_row" in found["factored"]
+        )
         for rule in ("APOLLO", "Fira"):
-            assert "'weight' lies in flat shards, and rank 8 of it needs whole rows; use fully_shard" in found[rule]  # fmt: skip
+            assert (
+                "'weight' lies in flat shards, and rank 8 of it needs whole rows; use fully_shard"
+                in found[rule]
+            )
         assert found["APOLLO without"] == found["APOLLO, wide"] == "nothing was refused"
 
 
 @BOTH
 def test_cuts_inside_a_byte_of_codes_are_in_the_table(pool, wrapper):
-    """What is refused where columns are cut is right here: a row's holders have room for all of its codes."""
+    """What is refused where columns are cut is right here: a row's holders have room for all of its
+    codes.
+    """
     assert any(pool.run(WRAPPERS[wrapper], "flat_worker", "cuts_inside_bytes", wrapper))
 
 
@@ -82,10 +93,15 @@ def test_parameters_that_lie_on_one_rank_each_are_theirs_alone(pool, name):
 @pytest.mark.parametrize(
     "wrapper, ranks",
     [
-        ("FSDP1 orig", 4), ("FSDP1 flat", 4), ("FSDP1 flat, mixed precision", 2), ("FSDP1 orig, no shard", 2), ("FSDP1 orig, hybrid", 4),
-        ("FSDP1 flat, hybrid", 4), ("FSDP2", 4),
+        ("FSDP1 orig", 4),
+        ("FSDP1 flat", 4),
+        ("FSDP1 flat, mixed precision", 2),
+        ("FSDP1 orig, no shard", 2),
+        ("FSDP1 orig, hybrid", 4),
+        ("FSDP1 flat, hybrid", 4),
+        ("FSDP2", 4),
     ],
-)  # fmt: skip
+)
 def test_clipping(pool, wrapper, ranks, how):
     """Norms, weights and state have the bits of one process."""
     assert pool.run(ranks, "training_worker", "real", wrapper, how) == [[]] * ranks

@@ -1,4 +1,6 @@
-"""lowbit.flat.bind: slices of parameters in any vectors, cut in any way: the bits of one process, or a refusal."""
+"""lowbit.flat.bind: slices of parameters in any vectors, cut in any way: the bits of one process,
+or a refusal.
+"""
 
 import pytest
 import torch
@@ -12,11 +14,15 @@ from lowbit.flat import FlatSlice
 
 @pytest.mark.parametrize("name", MAKE)
 def test_the_bits_of_one_process(pool, name):
-    """Weights and state, however vectors are cut, on 1, 2 and 3 ranks; loaded from any other cut and number of ranks."""
+    """Weights and state, however vectors are cut, on 1, 2 and 3 ranks;
+    loaded from any other cut and number of ranks.
+    """
     for ranks in (3, 2, 1):
         assert pool.run(ranks, "flat_slices_worker", "same_bits", name, pool.folder) == [[]] * ranks
     for ranks in (2, 1):
-        assert pool.run(ranks, "flat_slices_worker", "from_others", name, pool.folder) == [[]] * ranks  # fmt: skip
+        assert (
+            pool.run(ranks, "flat_slices_worker", "from_others", name, pool.folder) == [[]] * ranks
+        )
 
 
 @pytest.mark.parametrize("how", ["groups", "tensors"])
@@ -59,20 +65,53 @@ STRIDED = torch.zeros(64)[::2]
 @pytest.mark.parametrize(
     "slices, message",
     [
-        ([FlatSlice(VECTOR, "w", (4, 8), 0, 32)], r"has 32 elements and its tensor 64; pass start="),
-        ([FlatSlice(VECTOR, "w", (4, 8), 8, 32, start=0)], r"has elements \[8, 40\) of .* \(4, 8\), which has 32"),
+        (
+            [FlatSlice(VECTOR, "w", (4, 8), 0, 32)],
+            r"has 32 elements and its tensor 64; pass start=",
+        ),
+        (
+            [FlatSlice(VECTOR, "w", (4, 8), 8, 32, start=0)],
+            r"has elements \[8, 40\) of .* \(4, 8\), which has 32",
+        ),
         ([FlatSlice(VECTOR, "w", (4, 8), -1, 32, start=0)], r"has elements \[-1, 31\)"),
-        ([FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=40)], r"lies in \[40, 72\) of its tensor, which has 64"),
-        ([FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0), FlatSlice(VECTOR, "v", (8,), 0, 8, start=31)], r"'w' and 'v' overlap in their tensor"),
-        ([FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0), FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=32)], r"two flat slices are named 'w'"),
-        ([FlatSlice(VECTOR, "w", (4, 8), 0, 16, start=0)], r"'w' leave a gap: no rank holds its elements \[16, 32\)"),
+        (
+            [FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=40)],
+            r"lies in \[40, 72\) of its tensor, which has 64",
+        ),
+        (
+            [
+                FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0),
+                FlatSlice(VECTOR, "v", (8,), 0, 8, start=31),
+            ],
+            r"'w' and 'v' overlap in their tensor",
+        ),
+        (
+            [
+                FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0),
+                FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=32),
+            ],
+            r"two flat slices are named 'w'",
+        ),
+        (
+            [FlatSlice(VECTOR, "w", (4, 8), 0, 16, start=0)],
+            r"'w' leave a gap: no rank holds its elements \[16, 32\)",
+        ),
         ([FlatSlice(STRIDED, "w", (4, 8), 0, 32)], r"lies in a tensor of strides \(2,\)"),
-        ([FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0, ranges=[(0, 16), (16, 16)])], r"'w' has ranges of 2 ranks, and its group has 1"),
-        ([FlatSlice(VECTOR, "w", (4, 8), 0, 16, start=0, ranges=[(0, 32)])], r"'w' has offset and length \(0, 16\), and its ranges say \(0, 32\)"),
+        (
+            [FlatSlice(VECTOR, "w", (4, 8), 0, 32, start=0, ranges=[(0, 16), (16, 16)])],
+            r"'w' has ranges of 2 ranks, and its group has 1",
+        ),
+        (
+            [FlatSlice(VECTOR, "w", (4, 8), 0, 16, start=0, ranges=[(0, 32)])],
+            r"'w' has offset and length \(0, 16\), and its ranges say \(0, 32\)",
+        ),
         ([], r"a rank has no flat slices: pass every parameter on every rank"),
-        ([FlatSlice(torch.zeros(32), "w", (4, 8), 0, 32)], r"of flat slice 'w' is none of the optimizer's"),
+        (
+            [FlatSlice(torch.zeros(32), "w", (4, 8), 0, 32)],
+            r"of flat slice 'w' is none of the optimizer's",
+        ),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused(slices, message):
     opt = lowbit.AdamW([VECTOR, STRIDED])
     with pytest.raises(ValueError, match=message):
@@ -96,7 +135,9 @@ def built(*groups, of_slices=False, named=True, **settings):
         params = [(n, torch.zeros(64, 64, requires_grad=True)) for n in names]
         if of_slices:
             vector = torch.zeros(4096 * len(names), requires_grad=True)
-            slices += [FlatSlice(vector, n, (64, 64), 0, 4096, 4096 * i) for i, n in enumerate(names)]  # fmt: skip
+            slices += [
+                FlatSlice(vector, n, (64, 64), 0, 4096, 4096 * i) for i, n in enumerate(names)
+            ]
             params = [vector]
         made.append({"params": params if of_slices or named else [p for _, p in params], **own})
     opt = lowbit.AdamW(made, **settings)
@@ -137,7 +178,9 @@ class Two(torch.nn.Module):
 @pytest.mark.parametrize("source", ["torch", "torch named", "one process", "slices"])
 @pytest.mark.parametrize("target", ["slices", "named"])
 def test_a_checkpoint_loads_with_and_without_param_names(source, target, tmp_path):
-    """By torch.distributed.checkpoint, which misses a key of the template that the checkpoint has not."""
+    """By torch.distributed.checkpoint,
+    which misses a key of the template that the checkpoint has not.
+    """
     if source.startswith("torch"):
         model = Two()
         opt = lowbit.AdamW(model.named_parameters() if "named" in source else model.parameters())
@@ -170,7 +213,10 @@ def test_slices_saved_with_names_load_into_a_template_with_names(tmp_path):
 
 
 def test_param_names_need_names():
-    with pytest.raises(ValueError, match="param_names=True: parameter 0 of the optimizer has no name; build it from model"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match="param_names=True: parameter 0 of the optimizer has no name; build it from model",
+    ):
         lowbit.flat.get_state_dict(built("ab", named=False), param_names=True)
 
 
@@ -194,7 +240,13 @@ def test_settings_follow_names(of_slices):
 def test_settings_of_parameters_that_had_others_are_refused(of_slices):
     saved = lowbit.flat.get_state_dict(built(("ab", FAST), ("cd", SLOW)))
     other = built("ca", "db", of_slices=of_slices)
-    with pytest.raises(ValueError, match=r"group 0 has parameters of 2 groups of the state dict, which differ in lr \(0.01 for 'c', 0.1 for 'a'\)"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"group 0 has parameters of 2 groups of the state dict, which differ in lr \(0.01 for "
+            r"'c', 0.1 for 'a'\)"
+        ),
+    ):
         lowbit.flat.set_state_dict(other, saved)
     assert {g["lr"] for g in other.param_groups} == {1e-3}
     own = lowbit.flat.get_state_dict(other)["param_groups"]
@@ -206,7 +258,9 @@ def test_settings_of_parameters_that_had_others_are_refused(of_slices):
 
 @pytest.mark.parametrize("there", [["c", "d"], ["a", "c"]])
 def test_groups_of_other_parameters_are_refused(there):
-    """As of another stage of a pipeline, which torch.distributed.checkpoint may keep in the place of this one's; one name may be tied."""
+    """As of another stage of a pipeline, which torch.distributed.checkpoint may keep in the place
+    of this one's; one name may be tied.
+    """
     opt = built("ab")
     saved = lowbit.flat.get_state_dict(opt)
     saved["param_groups"][0]["params"] = there
@@ -220,7 +274,10 @@ def test_groups_of_other_parameters_are_refused(there):
 def test_numbers_of_other_groups_are_refused():
     """As of another stage of a pipeline whose optimizer has no names either."""
     saved = lowbit.flat.get_state_dict(built("abc", named=False))
-    with pytest.raises(ValueError, match=r"group 0 of the state dict has '0', '1', '2' and here '0', '1'.*have no names"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=r"group 0 of the state dict has '0', '1', '2' and here '0', '1'.*have no names",
+    ):
         lowbit.flat.set_state_dict(built("ab", named=False), saved)
     lowbit.flat.set_state_dict(built("abc", named=False), saved)
 
@@ -276,7 +333,13 @@ def test_state_of_a_vector_under_other_names_is_refused():
 
     saved = bound("a", "b").state_dict()
     bound("b", "a").load_state_dict(saved)
-    with pytest.raises(ValueError, match=r"the vector 0 was cut otherwise: its saved state has 'b', and the vector here holds 'a', 'c'"):  # fmt: skip
+    with pytest.raises(
+        ValueError,
+        match=(
+            r"the vector 0 was cut otherwise: its saved state has 'b', "
+            r"and the vector here holds 'a', 'c'"
+        ),
+    ):
         bound("a", "c").load_state_dict(saved)
 
 

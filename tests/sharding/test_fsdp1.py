@@ -1,4 +1,6 @@
-"""FSDP1: optimizers that are built before and after it, and groups that know module types whatever it has flattened."""
+"""FSDP1: optimizers that are built before and after it,
+and groups that know module types whatever it has flattened.
+"""
 
 import pytest
 import torch
@@ -28,7 +30,9 @@ def test_an_optimizer_that_is_older_than_fsdp1_is_refused_until_it_is_bound(pool
 
 
 def test_an_optimizer_of_what_fsdp1_has_flattened_away_is_refused(pool):
-    """use_orig_params=False puts one parameter in the place of many: the old ones would never train."""
+    """use_orig_params=False puts one parameter in the place of many: the old ones would never
+    train.
+    """
     for message in pool.run(2, "fsdp1_worker", "flattened_away"):
         assert "none of the optimizer's 7 parameters is in this model" in message
         assert "build the optimizer from the wrapped model" in message
@@ -39,7 +43,17 @@ def test_an_optimizer_that_was_stepped_before_fsdp1_is_not_bound(pool):
         assert "became flat shards after the optimizer had been stepped" in message
 
 
-@pytest.mark.parametrize("when, orig", [("groups", True), ("groups", False), ("built", True), ("built", False), ("added", True), ("step", True)])  # fmt: skip
+@pytest.mark.parametrize(
+    "when, orig",
+    [
+        ("groups", True),
+        ("groups", False),
+        ("built", True),
+        ("built", False),
+        ("added", True),
+        ("step", True),
+    ],
+)
 def test_muon_is_refused_under_fsdp1(pool, when, orig):
     """Before anything is changed, and with what to use."""
     for message in pool.run(2, "fsdp1_worker", "muon", when, orig):

@@ -1,8 +1,11 @@
-"""The matrix of docs/sharding-matrix.md: every rule and format under every wrapper, trained, saved and loaded, beside one process.
+"""The matrix of docs/sharding-matrix.md: every rule and format under every wrapper, trained, saved
+and loaded, beside one process.
 
-A cell is "same bits" if 10 steps give the bytes of one process, and what the wrapper of the line above saved loads, with the bytes of one process, also
-after 2 more steps; the first line loads what one process saved, and one process what the last one saved. Else it has the refusal. One case of each column
-runs on more ranks too, which load what fewer saved, and one process what they saved. `tests/sharding/matrix.json` is what this test found, and the page is written from it:
+A cell is "same bits" if 10 steps give the bytes of one process, and what the wrapper of the line
+above saved loads, with the bytes of one process, also after 2 more steps; the first line loads what
+one process saved, and one process what the last one saved. Else it has the refusal. One case of
+each column runs on more ranks too, which load what fewer saved, and one process what they saved.
+`tests/sharding/matrix.json` is what this test found, and the page is written from it:
 
     LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix.py    # writes both
 """
@@ -19,7 +22,9 @@ RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 
 def joined(several):
     """What any rank found not to be equal, by case."""
-    return {name: sorted({each for found in several for each in found[name]}) for name in several[0]}  # fmt: skip
+    return {
+        name: sorted({each for found in several for each in found[name]}) for name in several[0]
+    }
 
 
 def one_of(several):
@@ -49,10 +54,8 @@ def found(pool):
         train(wrapper, [*matrix_worker.CASES], wrapper)
     assert not said["single"] and list(wrong["single"]) == list(matrix_worker.CASES)
     for before, wrapper in zip([everyone[-1], *everyone], everyone, strict=False):
-        sources = {
-            before: [],
-            "single": [],
-        }  # what the wrapper before refuses comes from one process
+        # what the wrapper before refuses comes from one process
+        sources = {before: [], "single": []}
         for name in wrong[wrapper]:
             sources[before if name in wrong[before] else "single"].append(name)
         sources = {source: names for source, names in sources.items() if names}
@@ -64,7 +67,9 @@ def found(pool):
         for ranks in counts:
             more = f"{wrapper} on {ranks} ranks"
             train(wrapper, OF_EACH_COLUMN, more, ranks)
-            refused = {name: words for name, words in said[wrapper].items() if name in OF_EACH_COLUMN}  # fmt: skip
+            refused = {
+                name: words for name, words in said[wrapper].items() if name in OF_EACH_COLUMN
+            }
             assert said[more] == refused, more
             on_more[more] = [*wrong[more]]
             resumed = run(wrapper, "resume", {before: on_more[more]}, folder, ranks=ranks)

@@ -1,4 +1,6 @@
-"""The matrix in docs/sharding-matrix.md is what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found."""
+"""The matrix in docs/sharding-matrix.md is what test_matrix.py, test_matrix_rows.py and
+test_matrix_products.py found.
+"""
 
 import copy
 import itertools
@@ -55,7 +57,11 @@ def test_every_row_has_every_case():
             assert [*found[which]] == [*wrappers]
             assert all(said.keys() == KINDS.keys() for said in found[which].values())
             continue
-        assert {w: [*map(int, by)] for w, by in found[which].items()} == {w: [*n] for w, n in wrappers.items()}  # fmt: skip
+        assert {w: [*map(int, by)] for w, by in found[which].items()} == {
+            w: [*n] for w, n in wrappers.items()
+        }
         for wrapper, by in found[which].items():
-            assert all([*said] == [*cases_on(which, wrapper, int(ranks))] for ranks, said in by.items())  # fmt: skip
+            assert all(
+                [*said] == [*cases_on(which, wrapper, int(ranks))] for ranks, said in by.items()
+            )
     assert sorted(k for kinds in COLUMNS_OF_KINDS.values() for k in kinds) == sorted(KINDS)

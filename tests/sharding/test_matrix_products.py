@@ -1,9 +1,12 @@
-"""More tables of docs/sharding-matrix.md: rules in every format, under FSDP2 and expert parallelism, and kinds of checkpoints under each wrapper.
+"""More tables of docs/sharding-matrix.md: rules in every format, under FSDP2 and expert
+parallelism, and kinds of checkpoints under each wrapper.
 
-A cell of the first is what it is in test_matrix_rows.py. One of the second is "same bits" if what the row above saved, by the same kind of state dict and
-files, loads with the bytes of one process, also after 2 more steps, and what is saved here loads in one process.
+A cell of the first is what it is in test_matrix_rows.py. One of the second is "same bits" if what
+the row above saved, by the same kind of state dict and files, loads with the bytes of one process,
+also after 2 more steps, and what is saved here loads in one process.
 
-    LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix_products.py    # writes matrix_products.json, matrix_kinds.json and the page
+    LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix_products.py # writes
+    matrix_products.json, matrix_kinds.json and the page
 """
 
 import os

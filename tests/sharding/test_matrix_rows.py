@@ -1,8 +1,10 @@
-"""More rows of the matrix of docs/sharding-matrix.md, on 4 and 8 ranks, and the rules that test_matrix.py leaves out.
+"""More rows of the matrix of docs/sharding-matrix.md, on 4 and 8 ranks,
+and the rules that test_matrix.py leaves out.
 
-A cell is "same bits" if 10 steps give the bytes of one process, and what the row above saved loads, with the bytes of one process, also after 2 more
-steps; the first row loads what one process saved, and one process what each row saved. Else it has the refusal. `tests/sharding/matrix_rows.json` is what
-this test found, and the page is written from it:
+A cell is "same bits" if 10 steps give the bytes of one process, and what the row above saved loads,
+with the bytes of one process, also after 2 more steps; the first row loads what one process saved,
+and one process what each row saved. Else it has the refusal. `tests/sharding/matrix_rows.json` is
+what this test found, and the page is written from it:
 
     LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix_rows.py    # writes both
 """

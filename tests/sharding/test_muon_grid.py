@@ -1,4 +1,6 @@
-"""Ten steps of Muon leave the same bytes on every mesh, with every instruction set and number of threads."""
+"""Ten steps of Muon leave the same bytes on every mesh,
+with every instruction set and number of threads.
+"""
 
 import pathlib
 
@@ -8,9 +10,21 @@ import lowbit
 
 SETTINGS = [(isa, threads) for isa in lowbit.catalog()["isas"] for threads in (1, 2)]
 MESHES = [
-    ("ddp", 2), ("fsdp2", 1), ("fsdp2", 2), ("fsdp2", 3), ("fsdp2", 4), ("hsdp 1 2", 2), ("hsdp 3 1", 3), ("hsdp 2 2", 4),
-    ("tp 1 1", 1), ("tp 1 2", 2), ("tp 2 1", 2), ("tp 1 3", 3), ("tp 3 1", 3), ("tp 2 2", 4),
-]  # fmt: skip
+    ("ddp", 2),
+    ("fsdp2", 1),
+    ("fsdp2", 2),
+    ("fsdp2", 3),
+    ("fsdp2", 4),
+    ("hsdp 1 2", 2),
+    ("hsdp 3 1", 3),
+    ("hsdp 2 2", 4),
+    ("tp 1 1", 1),
+    ("tp 1 2", 2),
+    ("tp 2 1", 2),
+    ("tp 1 3", 3),
+    ("tp 3 1", 3),
+    ("tp 2 2", 4),
+]
 
 
 @pytest.fixture(scope="module")

@@ -44,13 +44,20 @@ def test_buffers_of_a_round_are_gone_when_its_products_run(monkeypatch):
 def spread(ranks, shapes):
     """Matrices and batches of them, with owners as an optimizer chooses them."""
     parts = [sharding.Part(shape, shape, (0,) * len(shape)) for shape in shapes]
-    layouts = [MuonLayout("muon", part, (), "float32", 0, pieces=part.shape[-2:-1]) for part in parts]  # fmt: skip
+    layouts = [
+        MuonLayout("muon", part, (), "float32", 0, pieces=part.shape[-2:-1]) for part in parts
+    ]
     found = iter(sharding.owners([lay.cost for lay in layouts for _ in range(lay.count)], ranks))
-    return [types.SimpleNamespace(lay=lay, owners=tuple(itertools.islice(found, lay.count))) for lay in layouts]  # fmt: skip
+    return [
+        types.SimpleNamespace(lay=lay, owners=tuple(itertools.islice(found, lay.count)))
+        for lay in layouts
+    ]
 
 
 def time_of(rounds, ranks):
-    """When the last owner ends. Parts of a round leave after those that return from the round before the last one."""
+    """When the last owner ends. Parts of a round leave after those that return from the round
+    before the last one.
+    """
     ends, before = [0.0] * ranks, [0.0] * ranks
     for several in rounds:
         costs = collections.Counter()
@@ -64,8 +71,17 @@ def time_of(rounds, ranks):
 
 @pytest.mark.parametrize(
     "ranks, count, rounds",
-    [(8, 8, 1), (64, 64, 1), (256, 128, 1), (64, 128, 2), (8, 24, 3), (8, 32, 4), (8, 128, 4), (1, 4, 4)],
-)  # fmt: skip
+    [
+        (8, 8, 1),
+        (64, 64, 1),
+        (256, 128, 1),
+        (64, 128, 2),
+        (8, 24, 3),
+        (8, 32, 4),
+        (8, 128, 4),
+        (1, 4, 4),
+    ],
+)
 def test_rounds_of_equal_matrices_take_the_time_of_one(ranks, count, rounds):
     matrices = spread(ranks, [(4096, 4096)] * count)
     made = muon._rounds(matrices)
@@ -75,7 +91,15 @@ def test_rounds_of_equal_matrices_take_the_time_of_one(ranks, count, rounds):
 
 @pytest.mark.parametrize("ranks", [8, 64, 192])
 def test_rounds_of_several_sizes_take_hardly_more(ranks):
-    layer = [(4096, 4096), (1024, 4096), (1024, 4096), (4096, 4096), (11008, 4096), (11008, 4096), (4096, 11008)]  # fmt: skip
+    layer = [
+        (4096, 4096),
+        (1024, 4096),
+        (1024, 4096),
+        (4096, 4096),
+        (11008, 4096),
+        (11008, 4096),
+        (4096, 11008),
+    ]
     matrices = spread(ranks, layer * 32)
     made = muon._rounds(matrices)
     assert len(made) > 1

@@ -1,4 +1,6 @@
-"""Muon on matrices whose rows lie on several ranks: the bytes of one process, two all-to-alls a step, and checkpoints for other numbers of ranks."""
+"""Muon on matrices whose rows lie on several ranks: the bytes of one process, two all-to-alls a
+step, and checkpoints for other numbers of ranks.
+"""
 
 import itertools
 import pathlib
@@ -26,7 +28,9 @@ def test_any_number_of_ranks_leaves_the_same_bytes(pool, kind, ranks):
         assert pool.run(ranks, "muon_worker", "compare", kind, way) == [[]] * ranks, way
 
 
-@pytest.mark.parametrize("kind, ranks", [("fsdp2", 2), ("fsdp2", 3), ("hsdp 2 2", 4), ("tp 2 2", 4)])  # fmt: skip
+@pytest.mark.parametrize(
+    "kind, ranks", [("fsdp2", 2), ("fsdp2", 3), ("hsdp 2 2", 4), ("tp 2 2", 4)]
+)
 @pytest.mark.parametrize("way", ["8bit", "normuon"])
 def test_rounds_leave_the_same_bytes(pool, kind, ranks, way):
     """While the matrices of a round are orthogonalized, the next ones arrive."""
@@ -36,14 +40,24 @@ def test_rounds_leave_the_same_bytes(pool, kind, ranks, way):
 @pytest.mark.parametrize(
     "kind, ranks, agreed, numel, rounds",
     [
-        ("fsdp2", 2, 1, 1 << 24, 1), ("fsdp2", 2, 1, 1, 4), ("fsdp2", 3, 1, 1 << 24, 1), ("fsdp2", 3, 1, 20_000, 2),
-        ("hsdp 2 2", 4, 2, 1 << 24, 1), ("hsdp 2 2", 4, 2, 1, 4), ("tp 2 2", 4, 4, 1 << 24, 1), ("tp 2 2", 4, 4, 1, 4),
+        ("fsdp2", 2, 1, 1 << 24, 1),
+        ("fsdp2", 2, 1, 1, 4),
+        ("fsdp2", 3, 1, 1 << 24, 1),
+        ("fsdp2", 3, 1, 20_000, 2),
+        ("hsdp 2 2", 4, 2, 1 << 24, 1),
+        ("hsdp 2 2", 4, 2, 1, 4),
+        ("tp 2 2", 4, 4, 1 << 24, 1),
+        ("tp 2 2", 4, 4, 1, 4),
     ],
-)  # fmt: skip
-def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, agreed, numel, rounds):  # fmt: skip
-    """All-reduces before them agree on who has gradients, over each group and mesh dimension, and on the scales of blocks that columns cut.
+)
+def test_parts_go_to_owners_and_back_in_one_all_to_all_each(
+    pool, kind, ranks, agreed, numel, rounds
+):
+    """All-reduces before them agree on who has gradients, over each group and mesh dimension, and
+    on the scales of blocks that columns cut.
 
-    NCCL may hang where collectives of two process groups run at once, so those of one finish before the next one's begin.
+    NCCL may hang where collectives of two process groups run at once,
+    so those of one finish before the next one's begin.
     """
     found = pool.run(ranks, "muon_worker", "collectives", kind, numel)
     totals: dict = {}
@@ -52,8 +66,10 @@ def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, a
         exchanges = one["exchanges"]
         assert names == ["all_reduce"] * agreed + ["all_to_all_single"] * 2 * len(exchanges)
         assert all(other == ranks for *_, ranks, running in one["seen"] for other in running)
-        by_group = [(members, [size for _, size, *_ in several]) for members, several in
-                    itertools.groupby(one["seen"][agreed:], key=lambda one: one[2])]  # fmt: skip
+        by_group = [
+            (members, [size for _, size, *_ in several])
+            for members, several in itertools.groupby(one["seen"][agreed:], key=lambda one: one[2])
+        ]
         assert len(by_group) == len({tuple(e["ranks"]) for e in exchanges})
         for members, sent in by_group:
             # Each but the first leaves before the one before it comes back.
@@ -81,11 +97,15 @@ def test_parts_go_to_owners_and_back_in_one_all_to_all_each(pool, kind, ranks, a
         assert total["owns"] == total["replicas"] * total["bytes"]
         costs.setdefault(members, []).extend(total["costs"])
     for members, owned in costs.items():
-        loads = [sum(cost for owner, cost in owned if owner == rank) for rank in range(len(members))]  # fmt: skip
+        loads = [
+            sum(cost for owner, cost in owned if owner == rank) for rank in range(len(members))
+        ]
         assert max(loads) <= sum(loads) / len(members) + max(cost for _, cost in owned)
 
 
-@pytest.mark.parametrize("first, then", [("fsdp2", "fsdp2"), ("columns", "columns"), ("columns", "fsdp2")])  # fmt: skip
+@pytest.mark.parametrize(
+    "first, then", [("fsdp2", "fsdp2"), ("columns", "columns"), ("columns", "fsdp2")]
+)
 def test_a_checkpoint_of_three_ranks_goes_on_on_two(pool, first, then):
     folder = pathlib.Path(pool.folder) / f"muon {first} {then}"
     before = pool.run(3, "muon_worker", "saved", first, folder)
@@ -94,7 +114,9 @@ def test_a_checkpoint_of_three_ranks_goes_on_on_two(pool, first, then):
 
 
 def test_columns_of_a_batch_go_to_the_ranks_with_its_state(pool):
-    """Gradients in float32 to them, results in bfloat16 back; both before the other matrices' all-to-alls."""
+    """Gradients in float32 to them, results in bfloat16 back;
+    both before the other matrices' all-to-alls.
+    """
     for one in pool.run(2, "muon_worker", "collectives", "columns"):
         sent = [size for name, size, *_ in one["seen"] if name == "all_to_all_single"]
         numel = 4 * 24 * 40

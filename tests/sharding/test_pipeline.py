@@ -1,5 +1,6 @@
-"""Pipeline parallelism, by recipes/pipeline.py: any schedule and number of stages gives the bits of one process where micro-batches are added in the same
-order, clipped by the norm of all stages, and a checkpoint goes on with any other number of stages."""
+"""Pipeline parallelism, by recipes/pipeline.py: any schedule and number of stages gives the bits of
+one process where micro-batches are added in the same order, clipped by the norm of all stages, and
+a checkpoint goes on with any other number of stages."""
 
 import pytest
 from pipeline_worker import RULES
@@ -15,14 +16,17 @@ PIPELINES = {
     "LoopedBFS": ("LoopedBFS", 2, 4, 1, ["8bit"]),
     "FSDP2 1F1B": ("1F1B", 4, 2, 2, ["8bit", "4bit", "Adafactor"]),
     "FSDP2 Interleaved1F1B": ("Interleaved1F1B", 4, 4, 2, ["8bit"]),
-}  # fmt: skip
+}
 # It takes the last micro-batch first, and bfloat16 gradients are rounded at each sum.
 OTHER_SUMS = {"LoopedBFS"}
 # Whose checkpoint each goes on from, beside that of one process.
 FROM = {
-    "1F1B": "GPipe", "GPipe": "1F1B", "Interleaved1F1B": "FSDP2 1F1B", "FSDP2 1F1B": "1F1B",
+    "1F1B": "GPipe",
+    "GPipe": "1F1B",
+    "Interleaved1F1B": "FSDP2 1F1B",
+    "FSDP2 1F1B": "1F1B",
     "FSDP2 Interleaved1F1B": "GPipe",
-}  # fmt: skip
+}
 
 
 def everything(pool, function, name, rules, folder):

@@ -1,4 +1,6 @@
-"""State of DTensors lies where its placements say, whatever the shape and the placements, and gives the bits of one process."""
+"""State of DTensors lies where its placements say, whatever the shape and the placements,
+and gives the bits of one process.
+"""
 
 import contextlib
 import functools
@@ -35,10 +37,14 @@ def built(case, shape, mesh, placements):
     local, _ = compute_local_shape_and_global_offset(shape, mesh, placements)
     p = nn.Parameter(
         DTensor.from_local(
-            torch.zeros(local, dtype=dtype_of(case)), mesh, placements, run_check=False,
-            shape=whole.shape, stride=whole.stride(),
+            torch.zeros(local, dtype=dtype_of(case)),
+            mesh,
+            placements,
+            run_check=False,
+            shape=whole.shape,
+            stride=whole.stride(),
         )
-    )  # fmt: skip
+    )
     try:
         return p, CASES[case]([("w", p)], min_numel=1)
     except ValueError as error:
@@ -61,12 +67,16 @@ def misplaced(p, opt):
         here = tuple(value.to_local().shape)
         said = entries[key].offset
         if here != tuple(shape) or (value.to_local().numel() and said != tuple(offset)):
-            wrong.append(f"{key} {tuple(value.shape)}: {here} from {said}, not {shape} from {offset}")  # fmt: skip
+            wrong.append(
+                f"{key} {tuple(value.shape)}: {here} from {said}, not {shape} from {offset}"
+            )
     return wrong
 
 
 def check(case, shape, mesh_shape, placements):
-    """The state of a parameter on every rank. Returns why it was refused, on every rank, or None."""
+    """The state of a parameter on every rank. Returns why it was refused, on every rank,
+    or None.
+    """
     from torch.distributed.device_mesh import init_device_mesh
 
     ranks = functools.reduce(int.__mul__, mesh_shape)
@@ -91,14 +101,22 @@ def test_state_lies_where_its_placements_say():
     from torch.distributed.tensor.placement_types import _StridedShard
 
     lengths = st.sampled_from([1, 2, 3, 4, 5, 7, 8, 16, 33, 47, 64, 130])
-    meshes = st.sampled_from([(1,), (2,), (3,), (4,), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2, 2)])  # fmt: skip
+    meshes = st.sampled_from(
+        [(1,), (2,), (3,), (4,), (1, 2), (2, 1), (2, 2), (1, 3), (3, 1), (1, 4), (4, 1), (2, 2, 2)]
+    )
     served, refused = [], []
 
     @st.composite
     def placed(draw):
         shape = tuple(draw(st.lists(lengths, min_size=1, max_size=5)))
         while functools.reduce(int.__mul__, shape) > 40_000:
-            shape = (*shape[:-1], 1) if shape[-1] > 1 else (1, *shape[1:]) if shape[0] > 1 else shape[1:]  # fmt: skip
+            shape = (
+                (*shape[:-1], 1)
+                if shape[-1] > 1
+                else (1, *shape[1:])
+                if shape[0] > 1
+                else shape[1:]
+            )
         mesh_shape = draw(meshes)
         dims = [d for d in (0, 0, 1, 1, 2, 3, 4) if d < len(shape)]
         kinds = st.sampled_from([*[Shard(d) for d in dims], Replicate()])
@@ -138,18 +156,24 @@ def test_columns_that_torch_would_cut_elsewhere_are_refused(shape):
         assert why, f"{case} was served"
         for said in ("parameter 'w'", "dimension 1", "(2, 2)", "full_precision=['w']"):
             assert said in why
-    for case in (
-        "AdamW float32",
-        "Adafactor",
-    ):  # what has no codes follows the parameter's own dimensions
+    # what has no codes follows the parameter's own dimensions
+    for case in ("AdamW float32", "Adafactor"):
         assert check(case, shape, *twice) is None
     assert check("AdamW 8bit", (4, 48, 64), *twice) is None
 
 
 @pytest.mark.parametrize(
     "shape, dims",
-    [((4, 6, 8), (2,)), ((4, 6, 8), (0, 2)), ((4, 6, 8), (2, 0)), ((3, 5, 7, 4), (3,)), ((3, 4, 5, 2), (0, 2)), ((5, 6, 7), (0, 1)), ((5, 7), (1,))],
-)  # fmt: skip
+    [
+        ((4, 6, 8), (2,)),
+        ((4, 6, 8), (0, 2)),
+        ((4, 6, 8), (2, 0)),
+        ((3, 5, 7, 4), (3,)),
+        ((3, 4, 5, 2), (0, 2)),
+        ((5, 6, 7), (0, 1)),
+        ((5, 7), (1,)),
+    ],
+)
 def test_a_part_is_the_matrix_of_its_elements(shape, dims):
     """Whose random bits go by their index in the whole tensor."""
     from torch.distributed.device_mesh import init_device_mesh

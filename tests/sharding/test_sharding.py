@@ -1,4 +1,6 @@
-"""The same bits for any number of ranks, any sharding and any instruction set, in real processes over gloo; checkpoints cross between them."""
+"""The same bits for any number of ranks, any sharding and any instruction set, in real processes
+over gloo; checkpoints cross between them.
+"""
 
 import distributed_worker
 import pytest

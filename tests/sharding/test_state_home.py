@@ -1,4 +1,6 @@
-"""State that cannot lie where its parameter lies, such as that of experts cut on dimension 2: it has the bits of one process."""
+"""State that cannot lie where its parameter lies, such as that of experts cut on dimension 2: it
+has the bits of one process.
+"""
 
 import functools
 
@@ -9,18 +11,32 @@ from test_placed_state import CASES, built, check, rank_of
 
 from lowbit.step import buckets, home
 
-# Every rule and format is trained where two ranks cut experts, alone and with expert parallelism. Elsewhere some are.
+# Every rule and format is trained where two ranks cut experts, alone and with expert parallelism.
+# Elsewhere some are.
 SOME = ("AdamW", "4bit", "LAMB", "lpmm4", "Kahan, Adafactor", "Muon")
 FEW = ("AdamW", "lpmm4", "Kahan, Adafactor")
 TRAINED = {
-    "single": [*home_worker.CASES], "2": [*home_worker.CASES], "EP x TP": [*home_worker.CASES], "rows 2": SOME,
-    "3": SOME, "4": FEW, "TP x EP": FEW, "columns x TP": SOME, "copies x TP": FEW, "uneven columns": SOME,
-}  # fmt: skip
+    "single": [*home_worker.CASES],
+    "2": [*home_worker.CASES],
+    "EP x TP": [*home_worker.CASES],
+    "rows 2": SOME,
+    "3": SOME,
+    "4": FEW,
+    "TP x EP": FEW,
+    "columns x TP": SOME,
+    "copies x TP": FEW,
+    "uneven columns": SOME,
+}
 # Loaded there from elsewhere.
 LOADED = [
-    ("single", "2", [*home_worker.CASES]), ("2", "single", SOME), ("rows 2", "2", SOME), ("2", "rows 2", SOME),
-    ("EP x TP", "2", SOME), ("single", "EP x TP", [*home_worker.CASES]), ("3", "EP x TP", FEW),
-]  # fmt: skip
+    ("single", "2", [*home_worker.CASES]),
+    ("2", "single", SOME),
+    ("rows 2", "2", SOME),
+    ("2", "rows 2", SOME),
+    ("EP x TP", "2", SOME),
+    ("single", "EP x TP", [*home_worker.CASES]),
+    ("3", "EP x TP", FEW),
+]
 
 
 def ranks_of(place):
@@ -36,9 +52,11 @@ def trained(pool):
     """Where cases were trained: what was not equal to one process after 10 steps, by case."""
     pool.run(1, "home_worker", "save_alone", pool.folder)
     return {
-        place: wrong_in(pool.run(ranks_of(place), "home_worker", "train", place, pool.folder, cases))
+        place: wrong_in(
+            pool.run(ranks_of(place), "home_worker", "train", place, pool.folder, cases)
+        )
         for place, cases in TRAINED.items()
-    }  # fmt: skip
+    }
 
 
 def test_ten_steps_are_those_of_one_process(trained):
@@ -57,7 +75,9 @@ def test_a_difference_is_seen(pool, trained):
 
 @pytest.mark.parametrize("place", ["2", "EP x TP"])
 def test_what_surrounds_a_step_has_the_same_bits(pool, place):
-    assert pool.run(ranks_of(place), "home_training_worker", "around", place) == [[]] * ranks_of(place)  # fmt: skip
+    assert pool.run(ranks_of(place), "home_training_worker", "around", place) == [[]] * ranks_of(
+        place
+    )
 
 
 def test_float32_views(pool):
@@ -76,7 +96,10 @@ def test_an_exchange_each_way_however_many_parameters(pool):
     """Six bytes for each element that changes ranks: weight and gradient there, weight back."""
     for count in (1, 5):
         here = 4 * 24 * 32 // 2  # of a parameter on a rank, half of which stays
-        assert pool.run(2, "home_training_worker", "exchanged", count) == [(2, 6 * count * here // 2, 1)] * 2  # fmt: skip
+        assert (
+            pool.run(2, "home_training_worker", "exchanged", count)
+            == [(2, 6 * count * here // 2, 1)] * 2
+        )
 
 
 # Where homes are
@@ -149,11 +172,18 @@ def test_what_has_no_home_is_refused():
 
 
 def test_buckets_hold_what_the_rank_with_most_of_a_parameter_gets(monkeypatch):
-    """Of one expert over four ranks one has everything at home: five such weights are not four at a time there."""
+    """Of one expert over four ranks one has everything at home: five such weights are not four at a
+    time there.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
 
-    for shape, largest in (((1, 23, 64), 23 * 64), ((4, 23, 64), 23 * 64), ((6, 23, 64), 2 * 23 * 64), ((3, 24, 64), 3 * 24 * 64 // 4)):  # fmt: skip
+    for shape, largest in (
+        ((1, 23, 64), 23 * 64),
+        ((4, 23, 64), 23 * 64),
+        ((6, 23, 64), 2 * 23 * 64),
+        ((3, 24, 64), 3 * 24 * 64 // 4),
+    ):
         with rank_of(3, 4):
             p, opt = built("AdamW 8bit", shape, init_device_mesh("cpu", (4,)), [Shard(2)])
             assert opt.layouts[p].home
@@ -163,14 +193,18 @@ def test_buckets_hold_what_the_rank_with_most_of_a_parameter_gets(monkeypatch):
 
 
 def test_averages_and_sums_of_gradients_stay_where_weights_are():
-    """Where both dimensions 1 and 2 are cut, state has a home, and they are refused when they are built."""
+    """Where both dimensions 1 and 2 are cut, state has a home,
+    and they are refused when they are built.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.tensor import Shard
 
     import lowbit
 
     with rank_of(0, 4):
-        p, opt = built("AdamW 8bit", (4, 24, 32), init_device_mesh("cpu", (2, 2)), [Shard(1), Shard(2)])  # fmt: skip
+        p, opt = built(
+            "AdamW 8bit", (4, 24, 32), init_device_mesh("cpu", (2, 2)), [Shard(1), Shard(2)]
+        )
         assert opt.layouts[p].home
         model = torch.nn.Module()
         model.w = p

@@ -1,5 +1,6 @@
-"""Every rule, state format, scale and parameter format leaves the same bytes on 1, 2, 3 and 4 ranks, by rows, by columns and replicated, in real
-processes over gloo; sums and maxima over the tensor included. Each rank compares what it holds with its part of what one process has."""
+"""Every rule, state format, scale and parameter format leaves the same bytes on 1, 2, 3 and 4
+ranks, by rows, by columns and replicated, in real processes over gloo; sums and maxima over the
+tensor included. Each rank compares what it holds with its part of what one process has."""
 
 import pytest
 
@@ -13,4 +14,7 @@ def test_any_number_of_ranks_leaves_the_same_bytes(pool, ranks, least):
 
 
 def test_a_byte_that_differs_is_seen(pool):
-    assert pool.run(2, "world_worker", "one_byte_off") == [[], ["AdamW dynamic8 nearest: p0 exp_avg_dynamic8"]]  # fmt: skip
+    assert pool.run(2, "world_worker", "one_byte_off") == [
+        [],
+        ["AdamW dynamic8 nearest: p0 exp_avg_dynamic8"],
+    ]

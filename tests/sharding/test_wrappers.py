@@ -1,7 +1,9 @@
-"""Whatever is wrapped around the model: weights and state are the bytes of a single process from the same global gradients, and checkpoints cross.
+"""Whatever is wrapped around the model: weights and state are the bytes of a single process from
+the same global gradients, and checkpoints cross.
 
-Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell is 10 steps, equal; then what each of the other wrappers saved, equal when it is loaded and 2 steps later, for the first of them 10.
-In the column of real sizes the checkpoint is that of the wrapper in the row above.
+Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell is 10 steps, equal; then what
+each of the other wrappers saved, equal when it is loaded and 2 steps later, for the first of
+them 10. In the column of real sizes the checkpoint is that of the wrapper in the row above.
 """
 
 import placements_worker
@@ -21,7 +23,10 @@ def wrong(pool, wrapper, function, *arguments):
 
 def test_the_same_bytes_under_every_wrapper(pool):
     folder = pool.folder
-    found = {w: wrong(pool, w, "train", "formats", folder) + wrong(pool, w, "train", REAL, folder) for w in NAMES}  # fmt: skip
+    found = {
+        w: wrong(pool, w, "train", "formats", folder) + wrong(pool, w, "train", REAL, folder)
+        for w in NAMES
+    }
     rows = []
     for i, wrapper in enumerate(NAMES):
         others = [w for w in NAMES if w != wrapper]
@@ -61,18 +66,33 @@ def test_a_difference_is_seen(pool):
     assert all(set(found) == every for found in pool.run(2, "wrappers_worker", "nothing_loaded"))
 
 
-# Real training: every rank has the same batch, so a mean over 2 or 4 ranks is the gradient of one process, bit for bit.
+# Real training: every rank has the same batch,
+# so a mean over 2 or 4 ranks is the gradient of one process, bit for bit.
 
 
 @pytest.mark.parametrize(
     "wrapper, ranks",
     [
-        ("DDP", 2), ("DDP bucket views, static graph", 2), ("DDP no_sync", 2), ("ZeroRedundancyOptimizer", 2), ("FSDP1 orig", 4), ("FSDP1 flat", 4),
-        ("FSDP1 orig, mixed precision", 2), ("FSDP1 flat, mixed precision", 2), ("FSDP1 orig, no shard", 2),
-        ("FSDP1 orig, hybrid", 4), ("FSDP1 flat, hybrid", 4), ("FSDP2", 4), ("FSDP2, mixed precision", 2), ("HSDP 2x2", 4),
-        ("DDP, Schedule-Free", 2), ("DDP, cautious", 2), ("FSDP2, Schedule-Free", 2), ("FSDP2, cautious", 2),
+        ("DDP", 2),
+        ("DDP bucket views, static graph", 2),
+        ("DDP no_sync", 2),
+        ("ZeroRedundancyOptimizer", 2),
+        ("FSDP1 orig", 4),
+        ("FSDP1 flat", 4),
+        ("FSDP1 orig, mixed precision", 2),
+        ("FSDP1 flat, mixed precision", 2),
+        ("FSDP1 orig, no shard", 2),
+        ("FSDP1 orig, hybrid", 4),
+        ("FSDP1 flat, hybrid", 4),
+        ("FSDP2", 4),
+        ("FSDP2, mixed precision", 2),
+        ("HSDP 2x2", 4),
+        ("DDP, Schedule-Free", 2),
+        ("DDP, cautious", 2),
+        ("FSDP2, Schedule-Free", 2),
+        ("FSDP2, cautious", 2),
     ],
-)  # fmt: skip
+)
 def test_real_training(pool, wrapper, ranks):
     assert pool.run(ranks, "training_worker", "real", wrapper) == [[]] * ranks
 
@@ -82,12 +102,17 @@ def test_real_training(pool, wrapper, ranks):
 
 def test_what_state_cannot_follow_is_refused_with_the_numbers(pool):
     for said in pool.run(2, "placements_worker", "refused_placements"):
-        assert "'w' of 77 columns is cut at columns 39, inside a byte of 4-bit codes; shard it on dimension 0" in said["a byte"]  # fmt: skip
+        assert (
+            "'w' of 77 columns is cut at columns 39, inside a byte of "
+            "4-bit codes; shard it on dimension 0"
+        ) in said["a byte"]
         assert said["a byte, wide"] == "nothing was refused"
         for rule in ("APOLLO", "Fira"):
             assert "rank 8 of it needs whole rows; shard it on dimension 0" in said[rule]
 
 
 def test_columns_cut_inside_blocks_load_other_formats(pool):
-    """A float32 checkpoint is encoded on loading where blocks are cut, as one process encodes it."""
+    """A float32 checkpoint is encoded on loading where blocks are cut,
+    as one process encodes it.
+    """
     assert all(pool.run(3, "placements_worker", "recode_columns"))

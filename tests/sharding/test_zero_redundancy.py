@@ -1,4 +1,6 @@
-"""torch's ZeroRedundancyOptimizer hands each rank's optimizer all names beside a part of the parameters, largest first."""
+"""torch's ZeroRedundancyOptimizer hands each rank's optimizer all names beside a part of the
+parameters, largest first.
+"""
 
 import copy
 
@@ -13,7 +15,9 @@ import lowbit
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("overridden", [False, True])
 def test_the_bits_of_a_plain_optimizer(pool, ranks, overridden):
-    """Streams, overrides and weights; the pattern names a parameter that only one of the ranks has."""
+    """Streams, overrides and weights;
+    the pattern names a parameter that only one of the ranks has.
+    """
     assert pool.run(ranks, "zero_worker", "same_bits", overridden) == [[]] * ranks
 
 
@@ -59,7 +63,9 @@ def test_names_by_hand_are_refused(pool):
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_modes_are_refused_at_construction(pool, ranks):
-    """torch copies the whole optimizer's group entries, the mode among them, over the part's in each step."""
+    """torch copies the whole optimizer's group entries, the mode among them,
+    over the part's in each step.
+    """
     for said in pool.run(ranks, "zero_worker", "modes_refused"):
         assert "ScheduleFreeAdamW got a part of a group" in said and "Use fully_shard" in said
 
@@ -82,7 +88,9 @@ def test_a_part_of_a_group_keeps_its_names():
 
 
 def test_parameters_that_came_elsewhere_from_have_no_such_name():
-    """Names are never guessed: these lists are no groups of `lowbit.param_groups` for these parameters."""
+    """Names are never guessed: these lists are no groups of `lowbit.param_groups` for these
+    parameters.
+    """
     net, other = nn.Linear(64, 80), nn.Linear(64, 80)
     lowbit.param_groups(net)
     for params, names in [

@@ -49,12 +49,16 @@ struct Toy3 {
 @pytest.mark.long
 @pytest.mark.skipif(bool(ONLY), reason="this is the build that it makes")
 def test_a_format_of_one_file(tmp_path):
-    """A header and its name in the registry are all that a new format needs: built beside, and held by the tests of the other formats."""
+    """A header and its name in the registry are all that a new format needs: built beside, and held
+    by the tests of the other formats.
+    """
     root = ROOT
     if not (root / "csrc").is_dir() or not shutil.which("cmake", path=tool_path()):
         pytest.skip("no sources or no cmake here")
     for part in ("csrc", "lowbit"):
-        shutil.copytree(root / part, tmp_path / part, ignore=shutil.ignore_patterns("*.so", "__pycache__"))  # fmt: skip
+        shutil.copytree(
+            root / part, tmp_path / part, ignore=shutil.ignore_patterns("*.so", "__pycache__")
+        )
     for part in ("CMakeLists.txt", "pyproject.toml"):
         shutil.copy(root / part, tmp_path)
     (tmp_path / "csrc/core/state/toy3.h").write_text(TOY)
@@ -81,9 +85,18 @@ def test_a_format_of_one_file(tmp_path):
 
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=tool_path()) else []
     run(
-        "cmake", "-S", ".", "-B", "build", *generator, f"-DPython_EXECUTABLE={sys.executable}",
-        "-DLOWBIT_TOOLS=OFF", "-DLOWBIT_CUDA=OFF", "-DCMAKE_BUILD_TYPE=Debug", "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
-    )  # fmt: skip
+        "cmake",
+        "-S",
+        ".",
+        "-B",
+        "build",
+        *generator,
+        f"-DPython_EXECUTABLE={sys.executable}",
+        "-DLOWBIT_TOOLS=OFF",
+        "-DLOWBIT_CUDA=OFF",
+        "-DCMAKE_BUILD_TYPE=Debug",
+        "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
+    )
     run("cmake", "--build", "build", "--target", "_ops", "--parallel")
     shutil.copy(tmp_path / "build/csrc/_ops.so", tmp_path / "lowbit")
     arguments = [
@@ -97,14 +110,19 @@ def test_a_format_of_one_file(tmp_path):
     ]
     # An editable installation puts a finder before everything on the path.
     program = (
-        "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in type(f).__module__.lower()]; "
-        f"import lowbit, pytest; assert lowbit.__file__.startswith({str(tmp_path)!r}), lowbit.__file__; "
+        "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in "
+        "type(f).__module__.lower()]; import lowbit, pytest; assert "
+        f"lowbit.__file__.startswith({str(tmp_path)!r}), lowbit.__file__; "
         f"sys.exit(pytest.main({arguments!r}))"
     )
     said = run(
-        sys.executable, "-c", program,
-        PYTHONPATH=f"{tmp_path}", LOWBIT_TEST_FORMAT="toy3", PYTHONSAFEPATH="1",
-    )  # fmt: skip
+        sys.executable,
+        "-c",
+        program,
+        PYTHONPATH=f"{tmp_path}",
+        LOWBIT_TEST_FORMAT="toy3",
+        PYTHONSAFEPATH="1",
+    )
     assert "toy3" in said, said
     print(said)
 

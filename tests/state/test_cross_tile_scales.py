@@ -1,4 +1,6 @@
-"""State under scales that are measured over more than a block: of a row, a column, the tensor, or of rank 1."""
+"""State under scales that are measured over more than a block: of a row, a column, the tensor,
+or of rank 1.
+"""
 
 import numpy as np
 import pytest
@@ -20,10 +22,14 @@ def least_of_maxima(x, scale):
     if scale == "tensor":
         return np.broadcast_to(a.max(), x.shape)
     if scale == "row":
-        return np.broadcast_to(a.reshape(len(a), -1).max(1).reshape(-1, *[1] * (x.ndim - 1)), x.shape)  # fmt: skip
+        return np.broadcast_to(
+            a.reshape(len(a), -1).max(1).reshape(-1, *[1] * (x.ndim - 1)), x.shape
+        )
     if scale == "column":
         return np.broadcast_to(a.max(0), x.shape)
-    each = [a.max(axis=tuple(i for i in range(x.ndim) if i != d), keepdims=True) for d in range(x.ndim)]  # fmt: skip
+    each = [
+        a.max(axis=tuple(i for i in range(x.ndim) if i != d), keepdims=True) for d in range(x.ndim)
+    ]
     least = each[0]
     for one in each[1:]:
         least = np.minimum(least, one)
@@ -31,7 +37,9 @@ def least_of_maxima(x, scale):
 
 
 def by_block(f, x, most):
-    """Each value through a block that holds it and what its scale covers: a path that brute force has checked."""
+    """Each value through a block that holds it and what its scale covers: a path that brute force
+    has checked.
+    """
     pairs = np.zeros((x.size, 32), F)
     pairs[:, 0], pairs[:, 1] = most.reshape(-1), x.reshape(-1)
     codes, scales = ops.quantize(torch.from_numpy(pairs), f["name"], 32)
@@ -41,7 +49,9 @@ def by_block(f, x, most):
 @pytest.mark.parametrize("shape", [(24, 70), (6, 5, 4, 7)], ids=str)
 @pytest.mark.parametrize("scale", ["row", "column", "tensor", "rank1"])
 def test_measured_scales_are_least_maxima(scale, shape):
-    """Two steps of AdamW: what state decodes to equals a numpy reference, float32 operation by operation."""
+    """Two steps of AdamW: what state decodes to equals a numpy reference,
+    float32 operation by operation.
+    """
     signed = [f for f in CODED if f["cross_tile"] and f["signed"]]
     unsigned = [f for f in CODED if f["cross_tile"] and not f["signed"]]
     if ONLY:

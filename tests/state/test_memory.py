@@ -1,4 +1,6 @@
-"""What a step, a load and a save allocate: nothing that grows with the model, by torch's allocator and by the process's own peak."""
+"""What a step, a load and a save allocate: nothing that grows with the model, by torch's allocator
+and by the process's own peak.
+"""
 
 import json
 import subprocess
@@ -13,7 +15,8 @@ from paths import SUPPORT
 import lowbit
 import lowbit.step.lowrank
 
-# Per tensor: rows of plans, norms. What rules over elements may allocate, whatever the tensors' sizes.
+# Per tensor: rows of plans, norms. What rules over elements may allocate,
+# whatever the tensors' sizes.
 SMALL = 4096
 
 
@@ -73,9 +76,13 @@ def test_a_step_allocates_nothing_that_grows(name):
 
 @pytest.mark.parametrize("name", MEASURED)
 def test_a_step_that_measures_holds_numbers_of_rows_and_columns(name):
-    """An exact sum is 18 integers of 8 bytes; a row or a column has one, and a mean or a maximum beside it."""
+    """An exact sum is 18 integers of 8 bytes; a row or a column has one,
+    and a mean or a maximum beside it.
+    """
     rows, cols, count = 256, 1024, 4
-    assert step_peak(MEASURED[name], rows, cols, count) <= count * (rows + cols) * 160 + SMALL * count  # fmt: skip
+    assert (
+        step_peak(MEASURED[name], rows, cols, count) <= count * (rows + cols) * 160 + SMALL * count
+    )
 
 
 @pytest.mark.parametrize("name", LOWRANK)
@@ -96,7 +103,9 @@ def test_the_measure_sees_what_grows():
 
 
 def measured(verb, folder):
-    """What memory_worker.py read in a process of its own: the bytes of the state, and the most that `verb` held above what was there before it."""
+    """What memory_worker.py read in a process of its own: the bytes of the state, and the most that
+    `verb` held above what was there before it.
+    """
     worker = SUPPORT / "memory_worker.py"
     done = subprocess.run(
         [sys.executable, worker, verb, folder], capture_output=True, text=True, check=False
@@ -107,7 +116,9 @@ def measured(verb, folder):
 
 @pytest.fixture(scope="module")
 def saved(tmp_path_factory):
-    """A folder with the state of one optimizer, as torch.save and as torch.distributed.checkpoint write it, and what writing took."""
+    """A folder with the state of one optimizer, as torch.save and as torch.distributed.checkpoint
+    write it, and what writing took.
+    """
     folder = tmp_path_factory.mktemp("saved")
     return folder, {verb: measured(verb, folder) for verb in ("torch.save", "dcp.save")}
 
@@ -128,13 +139,17 @@ def test_loading_holds_one_copy(saved, verb):
 
 
 def test_load_state_dict_holds_the_dict_and_no_third_copy(saved):
-    """torch's own way: the dict is whole in memory beside the optimizer's state until it is taken over."""
+    """torch's own way: the dict is whole in memory beside the optimizer's state until it is taken
+    over.
+    """
     size, peak = measured("load_state_dict", saved[0])
     assert 0.9 * size < peak < 1.2 * size, f"{peak} bytes above a state of {size}"
 
 
 def test_state_dicts_can_be_swapped():
-    """What is here is dropped and not written over: a state dict that another optimizer handed out keeps its numbers."""
+    """What is here is dropped and not written over: a state dict that another optimizer handed out
+    keeps its numbers.
+    """
     made = []
     for steps in (1, 3):
         opt = lowbit.AdamW(named(64, 128, 3))

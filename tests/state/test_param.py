@@ -1,4 +1,6 @@
-"""Parameter formats: what is stored, and that random bits belong to the element and not to whoever computes it."""
+"""Parameter formats: what is stored,
+and that random bits belong to the element and not to whoever computes it.
+"""
 
 import numpy as np
 import pytest
@@ -15,9 +17,11 @@ RANDOM = [p["name"] for p in PARAMS if p["random"]]
 
 
 def store_pair(value, param_format, *, first=0, seed=0, step=1, stream=0, global_cols=None):
-    """Stores float32 `value` [rows, cols] in a parameter, through a step that adds exactly `value` to zero: it, and what is kept beside it.
+    """Stores float32 `value` [rows, cols] in a parameter, through a step that adds exactly `value`
+    to zero: it, and what is kept beside it.
 
-    AdamW with beta = 0 and a huge eps: m = g, the denominator is eps to the bit, and p = 0 - lr / eps * m / 1 = value.
+    AdamW with beta = 0 and a huge eps: m = g, the denominator is eps to the bit,
+    and p = 0 - lr / eps * m / 1 = value.
     """
     rows, cols = value.shape
     p = torch.zeros((rows, cols), dtype=getattr(torch, ops.param_format(param_format)["dtype"]))
@@ -77,25 +81,35 @@ def nearest(x, name):
 
 
 def half_step(p):
-    """Half of a step of a 16-bit parameter at its value, float64; zero and subnormals share the step of the smallest normal values."""
+    """Half of a step of a 16-bit parameter at its value, float64; zero and subnormals share the
+    step of the smallest normal values.
+    """
     bias, mantissa = (127, 7) if p.dtype == torch.bfloat16 else (15, 10)
     field = (p.view(torch.int16).int() & 0x7FFF) >> mantissa
     return torch.exp2((field.clamp(min=1) - bias - mantissa - 1).double())
 
 
 def kept_apart(name, p, extra):
-    """The weight that p and what is kept beside it stand for, float64, written independently of the library."""
+    """The weight that p and what is kept beside it stand for, float64,
+    written independently of the library.
+    """
     if extra is None:
         return p.double()
     if name.endswith("kahan"):
         return p.double() - extra.double()
     most = 127 if extra.dtype == torch.int8 else 32767
-    c = extra.double() if extra.dtype == torch.int8 else extra.view(torch.int16).squeeze(-1).double()  # fmt: skip
+    c = (
+        extra.double()
+        if extra.dtype == torch.int8
+        else extra.view(torch.int16).squeeze(-1).double()
+    )
     return p.double() + c / most * half_step(p)
 
 
 def test_what_is_stored_is_what_the_format_says(isa):
-    """The parameter is the nearest of its type, unless it is rounded by chance; with what is kept beside it, the weight is met far closer."""
+    """The parameter is the nearest of its type, unless it is rounded by chance; with what is kept
+    beside it, the weight is met far closer.
+    """
     x = samples()
     bits = x.view(torch.int32)
     bits[0] = (bits[0] & ~0xFFFF) | 0x8000  # exactly between two values of bfloat16
@@ -161,7 +175,9 @@ def test_every_isa_stores_the_same():
 
 
 def test_stochastic_rounding_takes_the_bits_of_the_element(isa):
-    """Bit for bit the rule (bits + r) >> 16, with r from a Philox written independently, for odd offsets, wide indices and seeds."""
+    """Bit for bit the rule (bits + r) >> 16, with r from a Philox written independently, for odd
+    offsets, wide indices and seeds.
+    """
     x = samples(4000)
     rows, cols = x.shape
     for first, seed, step, stream in [
@@ -178,7 +194,9 @@ def test_stochastic_rounding_takes_the_bits_of_the_element(isa):
 
 
 def test_parts_do_not_depend_on_the_shard(isa):
-    """Rows, and columns, of the whole stored by themselves give the same bits: sharding in either direction."""
+    """Rows, and columns, of the whole stored by themselves give the same bits: sharding in either
+    direction.
+    """
     x = half_range(samples(4096))
     _rows, cols = x.shape
     for name in NAMES:
@@ -198,7 +216,9 @@ def test_parts_do_not_depend_on_the_shard(isa):
 
 @pytest.mark.parametrize("name", RANDOM)
 def test_stochastic_rounding_is_unbiased(name, isa):
-    """A value 1/16 .. 15/16 of the way between two that can be stored goes up that often: 8 standard deviations of 2^14 draws."""
+    """A value 1/16 .. 15/16 of the way between two that can be stored goes up that often: 8
+    standard deviations of 2^14 draws.
+    """
     n = 2**14
     for base in (1.0, 2.0**-20):  # 2^-20: subnormal in float16
         dtype = getattr(torch, ops.param_format(name)["dtype"])
@@ -240,7 +260,9 @@ def test_different_steps_streams_and_seeds_draw_different_bits(name):
 
 
 def test_values_at_the_edge(isa):
-    """Exact values stay, infinity stays, every NaN becomes one, and rounding by chance never makes a finite value infinite."""
+    """Exact values stay, infinity stays, every NaN becomes one,
+    and rounding by chance never makes a finite value infinite.
+    """
     for name in NAMES:
         dtype = getattr(torch, ops.param_format(name)["dtype"])
         exact = torch.randn(4, 333).to(dtype).float()
@@ -248,7 +270,8 @@ def test_values_at_the_edge(isa):
         tiny = [[2.0**-24, -(2.0**-23)]] if dtype == torch.float16 else [[2.0**-130, -(2.0**-133)]]
         subnormal = torch.tensor(tiny).to(dtype)
         assert torch.equal(decayed(subnormal, name, 1.0), subnormal), name
-        # p + (-lr/eps * m): infinities and NaN come through m, whose denominator |m| + eps makes them NaN
+        # p + (-lr/eps * m): infinities and NaN come through m,
+        # whose denominator |m| + eps makes them NaN
         bad = [float("nan"), float("inf"), -float("inf")]
         canonical = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC0, torch.float16: 0x7E00}[
             dtype
@@ -270,10 +293,16 @@ def test_values_at_the_edge(isa):
 
 
 def decayed(p, param_format, factor):
-    """p times factor, stored: what `store` cannot reach. AdamW with a zero gradient and a weight decay of 1 - factor."""
+    """p times factor, stored: what `store` cannot reach.
+    AdamW with a zero gradient and a weight decay of 1 - factor.
+    """
     p = p.clone()
     rows, cols = p.shape
-    state = [*extra_for((rows, cols), param_format), torch.zeros(rows, cols), torch.zeros(rows, cols)]  # fmt: skip
+    state = [
+        *extra_for((rows, cols), param_format),
+        torch.zeros(rows, cols),
+        torch.zeros(rows, cols),
+    ]
     plan = plan_row(rows, cols, ["float32"] * 2, param_format)
     hyper = [1.0, 0.9, 0.9, 1.0, 1 - factor]
     ops.step("adamw", [p], [torch.zeros(rows, cols)], state, [torch.zeros(())], plan, hyper)

@@ -1,4 +1,6 @@
-"""What small updates leave of themselves in 16-bit parameters, and float32 weights out of them and back."""
+"""What small updates leave of themselves in 16-bit parameters,
+and float32 weights out of them and back.
+"""
 
 import copy
 import json
@@ -33,7 +35,9 @@ def tracked(param_format, values, grads):
 
 
 def test_small_updates_are_kept():
-    """2,000 steps of 1e-6: to the nearest bfloat16 they are lost; compensated, split and stochastic parameters keep them."""
+    """2,000 steps of 1e-6: to the nearest bfloat16 they are lost; compensated,
+    split and stochastic parameters keep them.
+    """
     generator = torch.Generator().manual_seed(0)
     values = (torch.randn(64, 256, generator=generator) * 0.02).bfloat16().float()
     values[values.abs() < 2.0**-9] = 2.0**-9  # where a bfloat16 step is above an update
@@ -55,7 +59,8 @@ def test_small_updates_are_kept():
         elif name.endswith("stochastic"):
             assert abs(share - 1) < 0.02, f"{name} moved {share:.3f} of the way"
         else:
-            # 8 bits to the nearest round every update of 1e-6 the same way: off by its share, but moving
+            # 8 bits to the nearest round every update of 1e-6 the same way: off by its share,
+            # but moving
             most = 0.15 if name == "bfloat16_split8" else 0.05
             assert error < most, f"{name} is off by {error:.3f}"
     print("\nparameter format            share of the way   rms error")
@@ -65,7 +70,9 @@ def test_small_updates_are_kept():
 
 @pytest.mark.parametrize("name", [p["name"] for p in ops.catalog()["param"] if p["random"]])
 def test_stochastic_rounding_is_unbiased(name):
-    """The mean of what a value is stored as is the value, to 4 standard errors, subnormals of float16 included."""
+    """The mean of what a value is stored as is the value, to 4 standard errors,
+    subnormals of float16 included.
+    """
     for value in (1.0 + 1e-3, 0.1, -3.3e-5, 1.7e-7, -65000.3, 2.0**-20 * 1.2345):
         x = torch.full((200_000,), value, dtype=torch.float32)
         stored, extra = ops.split(x, name, seed=3, stream=1)
@@ -140,7 +147,9 @@ def test_what_is_kept_beside_is_saved_and_loaded(name):
 
 
 def test_export_and_import_of_what_is_not_a_plain_weight():
-    """Extra state, frozen parameters, a submodule called module; the copy is no view; rounded weights and wrong dtypes are refused."""
+    """Extra state, frozen parameters, a submodule called module; the copy is no view; rounded
+    weights and wrong dtypes are refused.
+    """
 
     class Counted(nn.Linear):
         taken = None
@@ -188,7 +197,9 @@ def test_batch_norms_stay_float32_and_the_model_runs():
 
 @pytest.mark.parametrize("name", [n for n in EXTRA if "stochastic" not in n])
 def test_a_step_of_nothing_changes_nothing(name):
-    """lr = 0, as checkpointing and trainers use it to make state: every weight stays, -0 keeps its sign."""
+    """lr = 0, as checkpointing and trainers use it to make state: every weight stays,
+    -0 keeps its sign.
+    """
     dtype = getattr(torch, name.split("_")[0])
     p = nn.Parameter(torch.cat([torch.randn(4094), torch.tensor([0.0, -0.0])]).to(dtype))
     opt = lowbit.AdamW([p], lr=0.0, param_format=name)
@@ -199,7 +210,9 @@ def test_a_step_of_nothing_changes_nothing(name):
 
 
 def test_split_is_flashoptims():
-    """Through the operators: the words, corrections and weights of FlashOptim's kernels (tests/golden/README.md)."""
+    """Through the operators: the words, corrections and weights of FlashOptim's kernels
+    (tests/golden/README.md).
+    """
     golden = json.loads((GOLDEN / "flashoptim_split.json").read_text())
     x = torch.from_numpy(np.array(golden["x"], np.uint32).view(np.float32))
     for name in ("bfloat16_split8", "bfloat16_split16", "float16_split8", "float16_split16"):
@@ -218,7 +231,9 @@ def test_split_is_flashoptims():
 
 
 def test_updates_far_below_a_step_of_the_weight():
-    """Weights of 1..2 and updates of 1e-6, 1/7800 of a bfloat16 step: 16 more bits keep them, chance keeps them on average, 8 more bits lose most."""
+    """Weights of 1..2 and updates of 1e-6, 1/7800 of a bfloat16 step: 16 more bits keep them,
+    chance keeps them on average, 8 more bits lose most.
+    """
     names = [p["name"] for p in ops.catalog()["param"]]
     generator = torch.Generator().manual_seed(1)
     values = (1 + torch.rand(1024, generator=generator) * 0.9).bfloat16()
@@ -252,7 +267,8 @@ def test_updates_far_below_a_step_of_the_weight():
         if name in ("bfloat16", "float16"):
             assert abs(share) < 0.05, f"{name} was expected to lose the updates"
         elif name == "bfloat16_split8_stochastic":
-            # p + c / 127 * h is rounded to float32, alike for all weights with the same c: a drift of up to 1/16 of these updates
+            # p + c / 127 * h is rounded to float32, alike for all weights with the same c: a drift
+            # of up to 1/16 of these updates
             assert abs(share - 1) < 0.06, f"{name} moved {share:.3f} of the way"
         elif name.endswith("stochastic"):
             assert abs(bias) < 4, f"{name} is off by {bias:.1f} standard errors"
@@ -269,7 +285,9 @@ def one_rank():
 
 
 def test_sharded_models_are_converted_and_stay_sharded(one_rank):
-    """fully_shard's parameters become 16-bit where they are; what comes out are DTensors; whole tensors are taken too."""
+    """fully_shard's parameters become 16-bit where they are; what comes out are DTensors;
+    whole tensors are taken too.
+    """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
@@ -291,11 +309,15 @@ def test_sharded_models_are_converted_and_stay_sharded(one_rank):
 
 
 def test_new_memory_is_not_taken_for_correction_bits(monkeypatch):
-    """State that is made anew holds anything before it is filled: only bits that the optimizer had are warned of."""
+    """State that is made anew holds anything before it is filled: only bits that the optimizer had
+    are warned of.
+    """
     p = nn.Parameter(torch.ones(64, 96, dtype=torch.bfloat16))
     saved = {"step": 1, "exp_avg": torch.zeros(64, 96), "exp_avg_sq": torch.zeros(64, 96)}
     opt = lowbit.AdamW([p], param_format="bfloat16_split16")
-    monkeypatch.setattr(memory, "empty", lambda lay, entry, *_: torch.full(entry.local, 3).to(entry.dtype))  # fmt: skip
+    monkeypatch.setattr(
+        memory, "empty", lambda lay, entry, *_: torch.full(entry.local, 3).to(entry.dtype)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         made = convert_state(p, opt.layouts[p], saved, 0)({}, True)

@@ -1,6 +1,8 @@
-"""State formats: what a code means, and that every instruction set means the same. A format added to the registry is picked up by all of it.
+"""State formats: what a code means, and that every instruction set means the same. A format added
+to the registry is picked up by all of it.
 
-LOWBIT_TEST_FORMAT in the environment picks one format: test_added_format.py runs this file so, on a build of its own.
+LOWBIT_TEST_FORMAT in the environment picks one format: test_added_format.py runs this file so,
+on a build of its own.
 """
 
 import json
@@ -65,7 +67,9 @@ def report():
 
 
 def quantize_beside(format, heads, x, block):
-    """x [n] in one-block rows that begin with `heads`, which alone fix the scale -> codes uint32 [n], decoded float32 [n]."""
+    """x [n] in one-block rows that begin with `heads`, which alone fix the scale -> codes uint32
+    [n], decoded float32 [n].
+    """
     heads = np.asarray(heads, F)
     room = block - heads.size
     rows = -(-x.size // room)
@@ -83,7 +87,9 @@ def quantize_beside(format, heads, x, block):
 
 
 def probes(table, heads, count):
-    """Every value, every midpoint, their neighbours in float32, and a spread of what lies between the heads."""
+    """Every value, every midpoint, their neighbours in float32,
+    and a spread of what lies between the heads.
+    """
     v = table.values if table.values.size <= 256 else table.values[:: table.values.size // 200]
     middles = (v[1:] + v[:-1]) / 2
     if table.format["domain"] == "log2":
@@ -127,7 +133,9 @@ def test_codes_are_packed_from_the_low_bits(formats):
 
 
 def test_codes_are_brute_force_nearest(formats):
-    """At a scale that rounds nothing, every probe takes the nearest value of its domain, by exactly the same code everywhere."""
+    """At a scale that rounds nothing, every probe takes the nearest value of its domain, by exactly
+    the same code everywhere.
+    """
     for f in formats:
         for heads in anchors(f):
             table = Table(f, one_scale(f, [heads]))
@@ -203,7 +211,9 @@ def blocks_of_all_sizes(f, block, rng):
 
 
 def test_every_block_length_and_every_magnitude(formats):
-    """Under every block length and scale a code is nearest to within what float32 rounds; all instruction sets give the same bytes."""
+    """Under every block length and scale a code is nearest to within what float32 rounds; all
+    instruction sets give the same bytes.
+    """
     rng = np.random.default_rng(1)
     for f in formats:
         for block in BLOCKS:
@@ -339,7 +349,9 @@ def test_any_value_takes_the_nearest_code(seed, top, count):
         slack = table.slack + (1e-3 if f["scale_dtype"] == "float16" else 1e-6)
         meant = value.numpy()
         if f["domain"] == "log2":
-            meant = np.copysign(np.where(meant == 0, 0, np.clip(np.abs(meant), 2.0**-126, 2.0**126)), meant)  # fmt: skip
+            meant = np.copysign(
+                np.where(meant == 0, 0, np.clip(np.abs(meant), 2.0**-126, 2.0**126)), meant
+            )
         table.check(meant, got.numpy(), f["name"], slack)
 
 
@@ -347,7 +359,9 @@ def test_any_value_takes_the_nearest_code(seed, top, count):
 
 
 def stored_by_step(f, x, *, stochastic, block=None, scale="block", isa=None):
-    """x [rows, cols] as the state of one step of AdamW whose momenta forget: m = g, v = g * g. Unsigned: x must be squares."""
+    """x [rows, cols] as the state of one step of AdamW whose momenta forget: m = g, v = g * g.
+    Unsigned: x must be squares.
+    """
     if isa is not None:
         ops.set_isa(isa)
     rows, cols = x.shape
@@ -372,7 +386,9 @@ def squares(x):
 
 
 def test_stochastic_codes_keep_the_mean(formats):
-    """Many draws of one value lie on both sides of it, with the right mean of values, also where codes are logarithms or roots; all instruction sets draw the same."""
+    """Many draws of one value lie on both sides of it, with the right mean of values, also where
+    codes are logarithms or roots; all instruction sets draw the same.
+    """
     rng = np.random.default_rng(2)
     for f in formats:
         heads = anchors(f)[-1] if f["domain"] != "log2" else anchors(f)[min(2, len(anchors(f)) - 1)]
@@ -474,11 +490,14 @@ def test_dynamic8_map_is_the_peers(name, golden):
 
 @pytest.mark.skipif(bool(ONLY), reason="a format that is not on any disk")
 def test_codes_on_disk_do_not_drift():
-    """A digest of the codes of fixed input, committed, so that a format cannot change its meaning by accident."""
+    """A digest of the codes of fixed input, committed,
+    so that a format cannot change its meaning by accident.
+    """
     digests = json.loads((GOLDEN / "code_digests.json").read_text())
     for f in CODED:
         assert f["name"] in digests, (
-            f"{f['name']} is new: run `.venv/bin/python tests/golden/regenerate.py` and commit the result"
+            f"{f['name']} is new: run `.venv/bin/python tests/golden/regenerate.py` "
+            "and commit the result"
         )
         assert digests[f["name"]] == code_digest(f), f["name"]
 

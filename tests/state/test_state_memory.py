@@ -1,5 +1,7 @@
-"""`state_memory`: state outside of a GPU's own memory. Here without one: the option, what goes where, and that checkpoints know nothing of it. The CPU
-stands for a GPU where state is placed; on a GPU tests/cuda/test_cuda.py steps such state, and tests/cpp/test_cuda_memory.cpp asks for its memory."""
+"""`state_memory`: state outside of a GPU's own memory. Here without one: the option, what goes
+where, and that checkpoints know nothing of it. The CPU stands for a GPU where state is placed; on a
+GPU tests/cuda/test_cuda.py steps such state, and tests/cpp/test_cuda_memory.cpp asks for its
+memory."""
 
 import copy
 import hashlib
@@ -102,7 +104,9 @@ def test_every_optimizer_takes_it_and_refuses_other_words(cls):
         assert cls(params_for(cls, model()), state_memory=kind).state_memory == kind
     assert cls(params_for(cls, model())).state_memory == "device"
     for other in ("cpu", "Pinned", True, None):
-        with pytest.raises(ValueError, match=r"state_memory should be 'device', 'pinned' or 'managed' but is: "):  # fmt: skip
+        with pytest.raises(
+            ValueError, match=r"state_memory should be 'device', 'pinned' or 'managed' but is: "
+        ):
             cls(params_for(cls, model()), state_memory=other)
 
 
@@ -158,14 +162,25 @@ def test_without_cuda_the_operator_says_so():
         ({"state_format": "float32"}, ["exp_avg", "exp_avg_sq"]),
         ({"state_format": "lpmm4"}, ["exp_avg_dynamic4", "exp_avg_sq_power1_4_unsigned"]),
         ({"state_format": "factored8"}, ["exp_avg_dynamic8"]),
-        ({"param_format": "bfloat16_kahan"}, ["exp_avg_dynamic8", "exp_avg_sq_dynamic8_unsigned", "param_bfloat16_kahan"]),
-        ({"param_format": "bfloat16_split8"}, ["exp_avg_dynamic8", "exp_avg_sq_dynamic8_unsigned", "param_bfloat16_split8"]),
+        (
+            {"param_format": "bfloat16_kahan"},
+            ["exp_avg_dynamic8", "exp_avg_sq_dynamic8_unsigned", "param_bfloat16_kahan"],
+        ),
+        (
+            {"param_format": "bfloat16_split8"},
+            ["exp_avg_dynamic8", "exp_avg_sq_dynamic8_unsigned", "param_bfloat16_split8"],
+        ),
     ],
     ids=str,
-)  # fmt: skip
+)
 def test_what_lies_outside(outside, kind, options, large):
     of, opt = trained(state_memory=kind, **options)
-    keys = {key for values in opt.state.values() for key, t in values.items() if outside.kind_of(t) == kind}  # fmt: skip
+    keys = {
+        key
+        for values in opt.state.values()
+        for key, t in values.items()
+        if outside.kind_of(t) == kind
+    }
     assert keys == set(large)
     outside.check(opt, kind)
     assert content(of, opt) == content(*trained(**options))
@@ -188,7 +203,9 @@ def test_every_optimizer_steps_the_same_bits(outside, cls):
 
 
 def test_state_that_is_made_later(outside):
-    """For new groups, for parameters that had none, and where it is decided again whether codes are kept."""
+    """For new groups, for parameters that had none,
+    and where it is decided again whether codes are kept.
+    """
     of = net()
     opt = lowbit.AdamW(of[0].named_parameters(), state_memory="pinned")
     opt.add_param_group({"params": list(of[2].named_parameters("2"))})
@@ -216,7 +233,9 @@ class Seen(TorchDispatchMode):
 
 @pytest.mark.parametrize("kind", memory.MEMORIES)
 def test_parameters_that_say_they_are_on_a_gpu(kind):
-    """torch's fake tensors: which operator is called, with what, and that its tensors are the GPU's to all that sees them."""
+    """torch's fake tensors: which operator is called, with what,
+    and that its tensors are the GPU's to all that sees them.
+    """
     with FakeTensorMode(), Seen() as seen:
         p = nn.Parameter(torch.empty(512, 1000, dtype=torch.bfloat16, device="cuda:1"))
         small = nn.Parameter(torch.empty(100, 100, dtype=torch.bfloat16, device="cuda:1"))
@@ -308,7 +327,9 @@ def test_dcp_saves_it_and_loads_in_place(outside, tmp_path):
 
 
 def test_shards_of_it_are_saved_and_loaded_on_other_numbers_of_ranks(pool, tmp_path):
-    """FSDP2: two ranks with pinned state, then three with ordinary, then two with managed; weights and state are those of one process."""
+    """FSDP2: two ranks with pinned state, then three with ordinary, then two with managed; weights
+    and state are those of one process.
+    """
     for ranks, kind, begin, end in ((2, "pinned", 0, 2), (3, "device", 2, 4), (2, "managed", 4, 6)):
         got = pool.run(ranks, "state_memory_worker", "go_on", str(tmp_path), kind, begin, end)
         assert got[0] == content(*trained(end)), (ranks, kind)

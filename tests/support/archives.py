@@ -1,4 +1,6 @@
-"""Checkpoints of one file: every dtype, what lowbit-ckpt says of a file, and a comparison of what torch reads."""
+"""Checkpoints of one file: every dtype, what lowbit-ckpt says of a file,
+and a comparison of what torch reads.
+"""
 
 import json
 import math
@@ -57,13 +59,39 @@ def same(a, b, where="root"):
 
 DTYPES = [
     getattr(torch, name)
-    for name in ["float64", "float32", "float16", "bfloat16", "uint8", "int8", "int16", "int32", "int64", "bool", "complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu"]
-]  # fmt: skip
+    for name in [
+        "float64",
+        "float32",
+        "float16",
+        "bfloat16",
+        "uint8",
+        "int8",
+        "int16",
+        "int32",
+        "int64",
+        "bool",
+        "complex64",
+        "complex128",
+        "uint16",
+        "uint32",
+        "uint64",
+        "float8_e4m3fn",
+        "float8_e5m2",
+        "float8_e4m3fnuz",
+        "float8_e5m2fnuz",
+        "float8_e8m0fnu",
+    ]
+]
 
 
 def bits(dtype, *shape, seed=0):
     """A tensor of any dtype; every bit pattern may come, NaN among them."""
     size = torch.empty(0, dtype=dtype).element_size()
-    raw = torch.randint(0, 2 if dtype is torch.bool else 256, (math.prod(shape) * size,), dtype=torch.uint8,
-                        generator=torch.Generator().manual_seed(seed))  # fmt: skip
+    raw = torch.randint(
+        0,
+        2 if dtype is torch.bool else 256,
+        (math.prod(shape) * size,),
+        dtype=torch.uint8,
+        generator=torch.Generator().manual_seed(seed),
+    )
     return raw.view(dtype).reshape(shape)

@@ -1,4 +1,6 @@
-"""Directories of torch.distributed.checkpoint for lowbit-ckpt, and what it and torch read of them."""
+"""Directories of torch.distributed.checkpoint for lowbit-ckpt,
+and what it and torch read of them.
+"""
 
 import json
 
@@ -12,16 +14,31 @@ def inspect(path):
 
 
 def content(seed=0):
-    """Every dtype that torch can save, awkward shapes, nested and flat names, and values that are no tensors."""
+    """Every dtype that torch can save, awkward shapes, nested and flat names,
+    and values that are no tensors.
+    """
     generator = torch.Generator().manual_seed(seed)
     floats = torch.randn(37, 19, generator=generator)
     tensors = {
         str(dtype).removeprefix("torch."): floats.mul(10).to(dtype)
         for dtype in (
-            torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32,
-            torch.int64, torch.bool, torch.complex64, torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2,
+            torch.float32,
+            torch.float64,
+            torch.float16,
+            torch.bfloat16,
+            torch.uint8,
+            torch.int8,
+            torch.int16,
+            torch.int32,
+            torch.int64,
+            torch.bool,
+            torch.complex64,
+            torch.uint16,
+            torch.uint32,
+            torch.float8_e4m3fn,
+            torch.float8_e5m2,
         )
-    }  # fmt: skip
+    }
     shapes = {
         "scalar": torch.tensor(3.5),
         "one": torch.randn(1),
@@ -35,9 +52,20 @@ def content(seed=0):
     }
     return {
         "model": {"layers": [{"weight": t} for t in shapes.values()], **tensors},
-        "optim": {"state": {"a.b.weight": {"step": torch.tensor(7.0), "exp_avg": torch.randn(8, 8)}},
-                  "param_groups": [{"lr": 0.125, "betas": (0.9, 0.99), "name": "x", "none": None, "flag": True, "params": ["a.b.weight"]}]},
-    }  # fmt: skip
+        "optim": {
+            "state": {"a.b.weight": {"step": torch.tensor(7.0), "exp_avg": torch.randn(8, 8)}},
+            "param_groups": [
+                {
+                    "lr": 0.125,
+                    "betas": (0.9, 0.99),
+                    "name": "x",
+                    "none": None,
+                    "flag": True,
+                    "params": ["a.b.weight"],
+                }
+            ],
+        },
+    }
 
 
 def saved(path, state=None):

@@ -1,4 +1,6 @@
-"""Codes and their domains in numpy: packing, tables of what codes mean under given scales, and brute force."""
+"""Codes and their domains in numpy: packing, tables of what codes mean under given scales,
+and brute force.
+"""
 
 import os
 import re
@@ -46,7 +48,9 @@ def one_scale(format, heads):
 
 
 def values_of_codes(format, scales):
-    """What every code means under each scale: scales [rows, scale_numbers] -> float32 [rows, 2 ** bits]."""
+    """What every code means under each scale: scales [rows, scale_numbers] -> float32 [rows, 2 **
+    bits].
+    """
     bits, rows = format["bits"], scales.shape[0]
     n = 2**bits
     block = min(2048, max(32, n))
@@ -61,7 +65,9 @@ def table_of(format):
 
 
 def unit(format):
-    """A magnitude whose scale is 1, so that z is the value itself: the largest of a code at scale 1."""
+    """A magnitude whose scale is 1, so that z is the value itself: the largest of a code at
+    scale 1.
+    """
     dtype = getattr(torch, format["scale_dtype"])
     one = values_of_codes(format, torch.ones(1, format["scale_numbers"], dtype=dtype))
     return F(np.abs(one[np.isfinite(one)]).max())
@@ -78,7 +84,9 @@ def anchors(format):
 
 
 class Table:
-    """The values that codes of one format have under one scale, in ascending order, and brute force over them."""
+    """The values that codes of one format have under one scale, in ascending order,
+    and brute force over them.
+    """
 
     def __init__(self, format, scale):
         """scale: [1, scale_numbers]"""
@@ -117,7 +125,9 @@ class Table:
         return self.top if self.format["domain"] == "linear" else 1.0
 
     def distance(self, x, y):
-        """Between values x and values of codes y in the domain; infinite where y is not allowed for x."""
+        """Between values x and values of codes y in the domain;
+        infinite where y is not allowed for x.
+        """
         with np.errstate(invalid="ignore"):  # zero and zero have no logarithm
             d = np.abs(self.bend(x) - self.bend(y))
         if self.format["domain"] == "log2":  # zero stands apart, and signs do
@@ -138,7 +148,9 @@ class Table:
         return d
 
     def around(self, x):
-        """Candidates for the nearest: all values where there are few, else four around each x. [n, candidates]"""
+        """Candidates for the nearest: all values where there are few, else four around each x.
+        [n, candidates]
+        """
         if self.values.size <= 256:
             return np.broadcast_to(self.values, (x.size, self.values.size))
         at = np.searchsorted(self.values, x)[:, None] + np.arange(-2, 2)
@@ -150,7 +162,9 @@ class Table:
         return self.distance(x[:, None], self.around(x)).min(axis=1)
 
     def half_gap(self, x):
-        """Half of the gap of the domain in which x lies; infinite where values are missing for one."""
+        """Half of the gap of the domain in which x lies;
+        infinite where values are missing for one.
+        """
         v = self.values
         above = np.clip(np.searchsorted(v, x), 1, v.size - 1)
         return np.abs(self.bend(v[above]) - self.bend(v[above - 1])) / 2
@@ -164,6 +178,6 @@ class Table:
             ~(mine <= best + (self.slack if slack is None else slack) * self.unit)
         )
         assert wrong.size == 0, (
-            f"{what}: {wrong.size} of {x.size} are not the nearest: values {x[wrong[:4]]} became {got[wrong[:4]]}, "
-            f"{mine[wrong[:4]]} away instead of {best[wrong[:4]]}"
+            f"{what}: {wrong.size} of {x.size} are not the nearest: values {x[wrong[:4]]} became "
+            f"{got[wrong[:4]]}, {mine[wrong[:4]]} away instead of {best[wrong[:4]]}"
         )

@@ -1,4 +1,6 @@
-"""A model whose parameters have the usual names, every optimizer of lowbit, and what formats it keeps."""
+"""A model whose parameters have the usual names, every optimizer of lowbit,
+and what formats it keeps.
+"""
 
 import torch
 from torch import nn

@@ -1,6 +1,8 @@
-"""What a rank does in test_deepspeed_checkpoints.py of tests/frameworks: DeepSpeed's own saves, and what it resumes from.
+"""What a rank does in test_deepspeed_checkpoints.py of tests/frameworks: DeepSpeed's own saves,
+and what it resumes from.
 
-torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER save|resume|client|quantized|goes_on|scale|from_lowbit CASE...
+torchrun --nproc-per-node N tests/support/deepspeed_checkpoints_worker.py OUT FOLDER
+save|resume|client|quantized|goes_on|scale|from_lowbit CASE...
 """
 
 from __future__ import annotations
@@ -51,7 +53,8 @@ class Net(nn.Module):
         self.a, self.f, self.b = nn.Linear(17, 33), nn.Linear(33, 33), nn.Linear(33, 7, bias=False)
         self.scale = nn.Parameter(torch.tensor([1.5]))
         self.register_buffer("shift", torch.arange(7.0))
-        # A Universal Checkpoint brings no frozen parameters and no buffers back: DeepSpeed loads neither from it.
+        # A Universal Checkpoint brings no frozen parameters and no buffers back: DeepSpeed loads
+        # neither from it.
         torch.manual_seed(0)
         self.f.requires_grad_(False).reset_parameters()
 
@@ -73,10 +76,15 @@ def engine_of(case: str, seed: int, universal: bool):
     if case in ONE_GROUP:
         groups = [{"params": decayed + others, "weight_decay": 0.1}]
     config = {
-        "train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": dtype == torch.bfloat16}, "gradient_clipping": 0.0,
-        **({"checkpoint": {"load_universal": True}} if universal else {}), **more,
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "gradient_clipping": 0.0,
+        **({"checkpoint": {"load_universal": True}} if universal else {}),
+        **more,
+    }
     return deepspeed.initialize(
         model=net, optimizer=torch.optim.AdamW(groups, lr=1e-2), config=config
     )[0]
@@ -120,7 +128,9 @@ def resume(case: str, folder: pathlib.Path) -> list[list[float]]:
 
 
 def scale(case: str, folder: pathlib.Path) -> list:
-    """The dynamic loss scale of a new engine, as it was saved, and as the engine has it from lowbit-ckpt's folder; and the losses from there."""
+    """The dynamic loss scale of a new engine, as it was saved, and as the engine has it from
+    lowbit-ckpt's folder; and the losses from there.
+    """
 
     def shown(scaler) -> dict:
         return {key: str(value) for key, value in sorted(vars(scaler).items())}
@@ -136,7 +146,9 @@ def scale(case: str, folder: pathlib.Path) -> list:
 
 
 def goes_on(case: str, folder: pathlib.Path) -> list[float]:
-    """From the Universal Checkpoint that lowbit-ckpt made of a run whose parameters were dealt out, in one where they are not."""
+    """From the Universal Checkpoint that lowbit-ckpt made of a run whose parameters were dealt out,
+    in one where they are not.
+    """
     engine = engine_of("2 one group", 1, True)
     path, _ = engine.load_checkpoint(str(folder / case), tag="by_the_tool")
     assert path is not None
@@ -144,14 +156,23 @@ def goes_on(case: str, folder: pathlib.Path) -> list[float]:
 
 
 def from_lowbit(case: str, folder: pathlib.Path) -> list[int]:
-    """What DeepSpeed has of a run of lowbit in 8 bits, saved by itself: its steps, also of the optimizer."""
+    """What DeepSpeed has of a run of lowbit in 8 bits, saved by itself: its steps,
+    also of the optimizer.
+    """
     zero, dtype, more = CASES[case]
     net = nn.Linear(64, 256).to(dtype)
-    opt = torch.optim.AdamW([{"params": [net.weight], "weight_decay": 0.1}, {"params": [net.bias], "weight_decay": 0.1}])  # fmt: skip
+    opt = torch.optim.AdamW(
+        [{"params": [net.weight], "weight_decay": 0.1}, {"params": [net.bias], "weight_decay": 0.1}]
+    )
     config = {
-        "train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": dtype == torch.bfloat16}, "checkpoint": {"load_universal": True}, **more,
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": dtype == torch.bfloat16},
+        "checkpoint": {"load_universal": True},
+        **more,
+    }
     engine, *_ = deepspeed.initialize(model=net, optimizer=opt, config=config)
     path, _ = engine.load_checkpoint(str(folder), tag="of lowbit")
     assert path is not None
@@ -164,18 +185,27 @@ def whole(t: torch.Tensor) -> torch.Tensor:
 
 
 def client(case: str, folder: pathlib.Path) -> list[float]:
-    """A client optimizer of lowbit's takes its state from the folders: what differs from the file that was converted, in all."""
+    """A client optimizer of lowbit's takes its state from the folders: what differs from the file
+    that was converted, in all.
+    """
     torch.manual_seed(1)
     net = Net()
     named = [(name, p) for name, p in net.named_parameters() if p.requires_grad]
-    opt = lowbit.AdamW([
-        {"params": [pair for pair in named if pair[0].endswith("weight")], "weight_decay": 0.1},
-        {"params": [pair for pair in named if not pair[0].endswith("weight")], "weight_decay": 0.0},
-    ])  # fmt: skip
+    opt = lowbit.AdamW(
+        [
+            {"params": [pair for pair in named if pair[0].endswith("weight")], "weight_decay": 0.1},
+            {
+                "params": [pair for pair in named if not pair[0].endswith("weight")],
+                "weight_decay": 0.0,
+            },
+        ]
+    )
     config = {
-        "train_micro_batch_size_per_gpu": 4, "zero_optimization": CASES[case][0], "zero_allow_untested_optimizer": True,
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": CASES[case][0],
+        "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,
-    }  # fmt: skip
+    }
     engine, *_ = deepspeed.initialize(model=net, optimizer=opt, config=config)
     lowbit.integrations.deepspeed.bind(engine)
     wanted = torch.load(folder / case / "made.pt", weights_only=True)["optim"]["state"]
@@ -184,13 +214,17 @@ def client(case: str, folder: pathlib.Path) -> list[float]:
         lowbit.load_optimizer(opt, folder / case / name)
         state = lowbit.flat.get_state_dict(opt)["state"]
         found += [
-            (whole(state[p][key]) - wanted[p][key]).abs().max().item() for p in wanted for key in ("exp_avg", "exp_avg_sq")
-        ]  # fmt: skip
+            (whole(state[p][key]) - wanted[p][key]).abs().max().item()
+            for p in wanted
+            for key in ("exp_avg", "exp_avg_sq")
+        ]
     return found
 
 
 def quantized(case: str, folder: pathlib.Path) -> list[float]:
-    """8-bit state taken from the folder and stepped on: the distance from one process that does the same, and the number of quantized tensors."""
+    """8-bit state taken from the folder and stepped on: the distance from one process that does the
+    same, and the number of quantized tensors.
+    """
 
     def net_and_opt():
         torch.manual_seed(2)
@@ -206,9 +240,12 @@ def quantized(case: str, folder: pathlib.Path) -> list[float]:
     alone, of_alone = net_and_opt()
     net, opt = net_and_opt()
     config = {
-        "train_micro_batch_size_per_gpu": 4, "zero_optimization": CASES[case][0], "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, "gradient_clipping": 0.0,
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": CASES[case][0],
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "gradient_clipping": 0.0,
+    }
     engine, *_ = deepspeed.initialize(model=net, optimizer=opt, config=config)
     lowbit.integrations.deepspeed.bind(engine)
     for of in (opt, of_alone):
@@ -222,7 +259,10 @@ def quantized(case: str, folder: pathlib.Path) -> list[float]:
         of_alone.step()
         of_alone.zero_grad()
     with deepspeed.zero.GatheredParameters(list(net.parameters())):
-        apart = [(a - b).abs().max().item() for a, b in zip(net.parameters(), alone.parameters(), strict=True)]  # fmt: skip
+        apart = [
+            (a - b).abs().max().item()
+            for a, b in zip(net.parameters(), alone.parameters(), strict=True)
+        ]
     states = [t for state in of_alone.state.values() for t in state.values()]
     assert all(state["step"] == 5 for state in of_alone.state.values())
     return [max(apart), sum(t.dtype == torch.uint8 for t in states if isinstance(t, torch.Tensor))]

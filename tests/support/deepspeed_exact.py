@@ -1,7 +1,8 @@
-"""What a rank does in test_deepspeed_layouts.py: ZeRO over gradients that are the same numbers for any number of ranks and micro-batches, beside one process.
+"""What a rank does in test_deepspeed_layouts.py: ZeRO over gradients that are the same numbers for
+any number of ranks and micro-batches, beside one process.
 
-Every rank and micro-batch has other data: each element's gradient comes from one of them, as a small integer times a power of two, so that sums and means
-are exact in every dtype.
+Every rank and micro-batch has other data: each element's gradient comes from one of them, as a
+small integer times a power of two, so that sums and means are exact in every dtype.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ CASES: dict[str, tuple[dict, str, str, dict]] = {
     "2 CAME": ({"stage": 2, "round_robin_gradients": True}, "float32", "CAME", CLIP),
     "1 lpmm4": ({"stage": 1}, "float32", "lpmm4", {}),
     "3 factored8": ({"stage": 3}, "float32", "factored8", CLIP),
-}  # fmt: skip
+}
 REFUSED = {
     "Kahan": ({"stage": 2}, "bfloat16", "Kahan", {}),
     "split8": ({"stage": 3}, "bfloat16", "split8", {}),
@@ -98,7 +99,8 @@ class Terms(nn.Module):
         self.terms = nn.ModuleDict({name: Term(name) for name in SHAPES})
 
     def forward(self, grads: dict[str, torch.Tensor]) -> torch.Tensor:
-        return sum(term(grads[name]) for name, term in self.terms.items())  # type: ignore[return-value]
+        terms = [term(grads[name]) for name, term in self.terms.items()]
+        return sum(terms)  # type: ignore[return-value]
 
 
 def gradient(name: str, step: int) -> torch.Tensor:
@@ -122,14 +124,18 @@ def optimizer(model: nn.Module, rule: str):
     for name, p in model.named_parameters():
         groups[name.endswith(("bias.weight", "one.weight"))].append((name, p))
     first, second = groups
-    return RULES[rule]([{"params": first}, {"params": second, "lr": 2e-2}], lr=1e-2, seed=3, min_numel=1024)  # fmt: skip
+    return RULES[rule](
+        [{"params": first}, {"params": second, "lr": 2e-2}], lr=1e-2, seed=3, min_numel=1024
+    )
 
 
 # One process
 
 
 class Alone:
-    """Float32 weights, first in the model's dtype, stepped by one process with what ZeRO's ranks have together."""
+    """Float32 weights, first in the model's dtype,
+    stepped by one process with what ZeRO's ranks have together.
+    """
 
     def __init__(self, rule: str, dtype: str = "float32") -> None:
         self.model = Terms().to(getattr(torch, dtype)).float()
@@ -195,10 +201,15 @@ class Engine:
         self.opt = optimizer(model.to(self.dtype), rule or own)
         self.micros = more.get("gradient_accumulation_steps", 1)
         config = {
-            "train_micro_batch_size_per_gpu": 1, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
-            "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": dtype == "bfloat16"},
-            "fp16": {"enabled": dtype == "float16", "initial_scale_power": 8, "hysteresis": 1}, "gradient_clipping": 0.0, **more,
-        }  # fmt: skip
+            "train_micro_batch_size_per_gpu": 1,
+            "zero_optimization": zero,
+            "zero_allow_untested_optimizer": True,
+            "zero_force_ds_cpu_optimizer": False,
+            "bf16": {"enabled": dtype == "bfloat16"},
+            "fp16": {"enabled": dtype == "float16", "initial_scale_power": 8, "hysteresis": 1},
+            "gradient_clipping": 0.0,
+            **more,
+        }
         self.engine, *_ = integration.initialize(model=model, optimizer=self.opt, config=config)
         self.reader = integration._reader(self.engine.optimizer).__name__
         self.taken = 0
@@ -224,7 +235,9 @@ class Engine:
     def weights(self) -> dict[str, torch.Tensor]:
         """The model's own, which its next forward pass takes."""
         named = dict(self.engine.module.named_parameters())
-        with deepspeed.zero.GatheredParameters(list(named.values()), enabled=self.reader == "_of_stage_3"):  # fmt: skip
+        with deepspeed.zero.GatheredParameters(
+            list(named.values()), enabled=self.reader == "_of_stage_3"
+        ):
             return {name: p.detach().clone() for name, p in named.items()}
 
     def rounded(self, model: nn.Module) -> bool:
@@ -237,7 +250,9 @@ class Engine:
 
 
 def train(cases: list[str], folder: str) -> dict[str, dict]:
-    """What is not as in one process after 5 and 10 steps. Cases of a stage alone are saved after 5."""
+    """What is not as in one process after 5 and 10 steps.
+    Cases of a stage alone are saved after 5.
+    """
     return {case: _train(case, pathlib.Path(folder)) for case in cases}
 
 
@@ -259,7 +274,11 @@ def _train(case: str, folder: pathlib.Path) -> dict:
                 same.append(run.digests() == one.digests() and run.rounded(one.model))
         with run.opt.whole_groups():
             kept = [t for _, p, _, _ in run.opt.members() for t in run.opt.state_of(p).values()]
-        return {"same": same, "reader": run.reader, "devices": sorted({t.device.type for t in kept})}  # fmt: skip
+        return {
+            "same": same,
+            "reader": run.reader,
+            "devices": sorted({t.device.type for t in kept}),
+        }
 
 
 def refused() -> dict[str, str]:
@@ -341,16 +360,20 @@ def load(opt, folder: pathlib.Path) -> None:
 
 
 def state_bytes() -> dict[str, float]:
-    """Of state for each parameter under CPU offload. Of DeepSpeedCPUAdam only the kernel is a stand-in: it would be compiled for minutes."""
+    """Of state for each parameter under CPU offload. Of DeepSpeedCPUAdam only the kernel is a
+    stand-in: it would be compiled for minutes.
+    """
     kernel = mock.patch.object(deepspeed.ops.adam.cpu_adam, "CPUAdamBuilder", mock.MagicMock())
     found = {}
     with world(), kernel:
         for make in (lowbit.AdamW, deepspeed.ops.adam.DeepSpeedCPUAdam):
             model = nn.Linear(512, 1024, bias=False)
             config = {
-                "train_micro_batch_size_per_gpu": 1, "zero_optimization": {"stage": 2, **CPU}, "zero_allow_untested_optimizer": True,
+                "train_micro_batch_size_per_gpu": 1,
+                "zero_optimization": {"stage": 2, **CPU},
+                "zero_allow_untested_optimizer": True,
                 "zero_force_ds_cpu_optimizer": False,
-            }  # fmt: skip
+            }
             opt = make(model.parameters(), lr=1e-3)
             start = integration.initialize if make is lowbit.AdamW else deepspeed.initialize
             engine, *_ = start(model=model, optimizer=opt, config=config)

@@ -1,5 +1,6 @@
-"""Checkpoints as DeepSpeed 0.19.8 lays them out, ZeRO's and Universal ones, written without the package: its source says the keys, and
-tests/frameworks/test_deepspeed_checkpoints.py compares with what the package itself writes."""
+"""Checkpoints as DeepSpeed 0.19.8 lays them out, ZeRO's and Universal ones, written without the
+package: its source says the keys, and tests/frameworks/test_deepspeed_checkpoints.py compares with
+what the package itself writes."""
 
 from __future__ import annotations
 
@@ -15,8 +16,18 @@ from typing import Any
 
 import torch
 
-SETTINGS = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "amsgrad": False, "maximize": False, "foreach": None,
-            "capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": True}  # fmt: skip
+SETTINGS = {
+    "lr": 1e-3,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": True,
+}
 
 
 class ZeroStageEnum(int, enum.Enum):
@@ -46,8 +57,12 @@ class DynamicLossScaler:
         self.dtype = torch.float16
 
 
-CLASSES = {ZeroStageEnum: "deepspeed.runtime.zero.config", LossScaler: "deepspeed.runtime.fp16.loss_scaler",
-           DynamicLossScaler: "deepspeed.runtime.fp16.loss_scaler", fragment_address: "deepspeed.utils.tensor_fragment"}  # fmt: skip
+CLASSES = {
+    ZeroStageEnum: "deepspeed.runtime.zero.config",
+    LossScaler: "deepspeed.runtime.fp16.loss_scaler",
+    DynamicLossScaler: "deepspeed.runtime.fp16.loss_scaler",
+    fragment_address: "deepspeed.utils.tensor_fragment",
+}
 
 
 @contextlib.contextmanager
@@ -89,23 +104,29 @@ class Run:
         generator = torch.Generator().manual_seed(7)
         self.params = {name: p for group in self.groups for name, p in group.items()}
         self.moments = {
-            name: {"exp_avg": torch.randn(p.shape, generator=generator), "exp_avg_sq": torch.rand(p.shape, generator=generator)}
+            name: {
+                "exp_avg": torch.randn(p.shape, generator=generator),
+                "exp_avg_sq": torch.rand(p.shape, generator=generator),
+            }
             for name, p in self.params.items()
-        }  # fmt: skip
+        }
 
     def tensor(self, name: str, state: str) -> torch.Tensor:
         return self.params[name] if state == "fp32" else self.moments[name][state]
 
     def laid(self, group: int, stage: int, ranks: int) -> dict[str, int]:
-        """The parameters in the order in which they lie in a group's vector, and the padding behind each."""
+        """The parameters in the order in which they lie in a group's vector,
+        and the padding behind each.
+        """
         names = list(self.groups[group])
         if stage == 3:
             return dict.fromkeys(names, 0)
         if self.round_robin:
             names = [name for rank in range(ranks) for name in names[rank::ranks]]
         return {
-            name: -self.params[name].numel() % self.padded_to if name != names[-1] else 0 for name in names
-        }  # fmt: skip
+            name: -self.params[name].numel() % self.padded_to if name != names[-1] else 0
+            for name in names
+        }
 
     def settings(self, group: int) -> dict[str, Any]:
         return {**SETTINGS, "weight_decay": 0.1 if group == 0 else 0.0}
@@ -114,12 +135,19 @@ class Run:
 def small_run(**more: Any) -> Run:
     torch.manual_seed(1)
     return Run(
-        [{"a.weight": torch.randn(33, 17), "b.weight": torch.randn(7, 3, 11)}, {"s": torch.randn(()), "a.bias": torch.randn(33)}],
+        [
+            {"a.weight": torch.randn(33, 17), "b.weight": torch.randn(7, 3, 11)},
+            {"s": torch.randn(()), "a.bias": torch.randn(33)},
+        ],
         **{
-            "frozen": {"f.weight": torch.randn(5, 9)}, "buffers": {"n.running_mean": torch.randn(33), "n.num_batches_tracked": torch.tensor(3)},
+            "frozen": {"f.weight": torch.randn(5, 9)},
+            "buffers": {
+                "n.running_mean": torch.randn(33),
+                "n.num_batches_tracked": torch.tensor(3),
+            },
             **more,
         },
-    )  # fmt: skip
+    )
 
 
 def model_states(run: Run, stage: int, ranks: int, rank: int = 0) -> dict[str, Any]:
@@ -128,28 +156,54 @@ def model_states(run: Run, stage: int, ranks: int, rank: int = 0) -> dict[str, A
     module = {k: torch.zeros(0) if stage == 3 else v.to(run.dtype) for k, v in weights.items()}
     frozen = {name: p.to(run.dtype).reshape(-1) for name, p in run.frozen.items()}
     each = {name: math.ceil(p.numel() / ranks) for name, p in frozen.items()}
-    cut = {name: torch.cat([p, p.new_zeros(each[name] * ranks - p.numel())]).split(each[name])[rank].clone() for name, p in frozen.items()}  # fmt: skip
+    cut = {
+        name: torch.cat([p, p.new_zeros(each[name] * ranks - p.numel())])
+        .split(each[name])[rank]
+        .clone()
+        for name, p in frozen.items()
+    }
     return {
-        "module": OrderedDict(**module, **run.buffers), "buffer_names": list(run.buffers), "optimizer": None,
-        "param_shapes": [OrderedDict((k, run.params[k].shape) for k in run.laid(i, stage, ranks)) for i in range(len(run.groups))],
-        "frozen_param_shapes": OrderedDict((k, p.shape) for k, p in run.frozen.items()) if stage > 1 else None,
-        "shared_params": run.shared, "frozen_param_fragments": OrderedDict(cut if stage == 3 else frozen) if stage > 1 else None,
-        "lr_scheduler": None, "data_sampler": None, "random_ltd": None, "skipped_steps": 0, "global_steps": run.step,
-        "global_samples": 24, "dp_world_size": ranks, "mp_world_size": 1,
+        "module": OrderedDict(**module, **run.buffers),
+        "buffer_names": list(run.buffers),
+        "optimizer": None,
+        "param_shapes": [
+            OrderedDict((k, run.params[k].shape) for k in run.laid(i, stage, ranks))
+            for i in range(len(run.groups))
+        ],
+        "frozen_param_shapes": OrderedDict((k, p.shape) for k, p in run.frozen.items())
+        if stage > 1
+        else None,
+        "shared_params": run.shared,
+        "frozen_param_fragments": OrderedDict(cut if stage == 3 else frozen) if stage > 1 else None,
+        "lr_scheduler": None,
+        "data_sampler": None,
+        "random_ltd": None,
+        "skipped_steps": 0,
+        "global_steps": run.step,
+        "global_samples": 24,
+        "dp_world_size": ranks,
+        "mp_world_size": 1,
         "checkpoint_parallel_dimensions": {"pp_degree": 1, "tp_degree": 1},
-        "ds_config": {"zero_optimization": {"stage": stage}}, "ds_version": "0.19.8", **run.client_state,
-    }  # fmt: skip
+        "ds_config": {"zero_optimization": {"stage": stage}},
+        "ds_version": "0.19.8",
+        **run.client_state,
+    }
 
 
 def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list[torch.Tensor]:
-    """A group's flat vector, by ranks. Stage 3 cuts every parameter; the others the vector, padded at its end."""
+    """A group's flat vector, by ranks. Stage 3 cuts every parameter; the others the vector,
+    padded at its end.
+    """
     laid = run.laid(group, stage, ranks)
-    tensors = [torch.cat([run.tensor(name, state).reshape(-1), torch.zeros(padding)]) for name, padding in laid.items()]  # fmt: skip
+    tensors = [
+        torch.cat([run.tensor(name, state).reshape(-1), torch.zeros(padding)])
+        for name, padding in laid.items()
+    ]
     if stage == 3:
         cut = []
         for t in tensors:
             each = math.ceil(t.numel() / ranks)
-            cut.append(torch.cat([t, t.new_zeros(each * ranks - t.numel())]).tensor_split(ranks))  # fmt: skip
+            cut.append(torch.cat([t, t.new_zeros(each * ranks - t.numel())]).tensor_split(ranks))
         return [torch.cat([parts[rank] for parts in cut]) for rank in range(ranks)]
     flat = torch.cat(tensors)
     padded = torch.cat([flat, flat.new_zeros(-flat.numel() % (2 * ranks))])
@@ -157,7 +211,9 @@ def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list
 
 
 def slice_mappings(run: Run, ranks: int, rank: int) -> list[OrderedDict]:
-    """As DeepSpeed 0.19.8 tells them: wrong under round_robin_gradients, of the parameters before they were dealt out; right with paddings."""
+    """As DeepSpeed 0.19.8 tells them: wrong under round_robin_gradients, of the parameters before
+    they were dealt out; right with paddings.
+    """
     out = []
     for i, group in enumerate(run.groups):
         laid = run.laid(i, 1, ranks)
@@ -202,14 +258,23 @@ def optimizer_states(run: Run, stage: int, ranks: int, rank: int) -> dict[str, A
         }
     else:
         of_rank = {
-            **common, "clip_grad": 1.0, "base_optimizer_state": base, "single_partition_of_fp32_groups": masters,
-            "group_paddings": [0] * len(groups), "param_alignment_paddings": [list(run.laid(i, stage, ranks).values()) for i in range(len(groups))],
-            "partition_count": [ranks] * len(groups), "ds_version": "0.19.8",
+            **common,
+            "clip_grad": 1.0,
+            "base_optimizer_state": base,
+            "single_partition_of_fp32_groups": masters,
+            "group_paddings": [0] * len(groups),
+            "param_alignment_paddings": [
+                list(run.laid(i, stage, ranks).values()) for i in range(len(groups))
+            ],
+            "partition_count": [ranks] * len(groups),
+            "ds_version": "0.19.8",
             "param_slice_mappings": slice_mappings(run, ranks, rank),
-        }  # fmt: skip
+        }
     return {
-        "optimizer_state_dict": of_rank, "ds_config": {"zero_optimization": {"stage": stage}}, "ds_version": "0.19.8",
-    }  # fmt: skip
+        "optimizer_state_dict": of_rank,
+        "ds_config": {"zero_optimization": {"stage": stage}},
+        "ds_version": "0.19.8",
+    }
 
 
 def save(value: Any, path: pathlib.Path) -> None:
@@ -234,23 +299,39 @@ def write_zero(
 
 
 def write_universal(folder: pathlib.Path, run: Run, stage: int, ranks: int = 2) -> pathlib.Path:
-    """As ds_to_universal makes it out of that stage: shapes and steps are in other places in stage 3."""
+    """As ds_to_universal makes it out of that stage: shapes and steps are in other places in
+    stage 3.
+    """
     of_rank = optimizer_states(run, stage, ranks, 0)["optimizer_state_dict"]
     if stage == 3:
         of_rank["param_groups"] = of_rank["optimizer_state_dict"]["param_groups"]
         for rank in range(ranks):
-            save(model_states(run, 3, ranks, rank), folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt")  # fmt: skip
+            save(
+                model_states(run, 3, ranks, rank),
+                folder / f"zero_pp_rank_{rank}_mp_rank_00_model_states.pt",
+            )
     else:
         base = of_rank.pop("base_optimizer_state")
-        of_rank = {k: v for k, v in of_rank.items() if k not in ("param_slice_mappings", "single_partition_of_fp32_groups")}  # fmt: skip
+        of_rank = {
+            k: v
+            for k, v in of_rank.items()
+            if k not in ("param_slice_mappings", "single_partition_of_fp32_groups")
+        }
         of_rank["param_groups"] = base["param_groups"]
         save(model_states(run, stage, ranks), folder / "mp_rank_00_model_states.pt")
-        for name, value in {**run.frozen, **run.buffers, **{k: run.params[v] for k, v in run.shared.items()}}.items():  # fmt: skip
+        for name, value in {
+            **run.frozen,
+            **run.buffers,
+            **{k: run.params[v] for k, v in run.shared.items()},
+        }.items():
             save({"param": value.float()}, folder / "zero" / name / "fp32.pt")
     for name in run.params:
         for state in ("fp32", "exp_avg", "exp_avg_sq"):
             t = run.tensor(name, state)
-            save(t.reshape(-1) if stage == 3 else {"cat_dim": 0, "param": t}, folder / "zero" / name / f"{state}.pt")  # fmt: skip
+            save(
+                t.reshape(-1) if stage == 3 else {"cat_dim": 0, "param": t},
+                folder / "zero" / name / f"{state}.pt",
+            )
         if stage < 3:
             save(torch.tensor(float(run.step)), folder / "zero" / name / "step.pt")
     save(of_rank, folder / "zero" / "optimizer_state.pt")

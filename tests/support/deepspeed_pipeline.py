@@ -1,4 +1,6 @@
-"""What a rank does in test_deepspeed_layouts.py about PipelineModule: its stages, with ZeRO's stage 1 in each, beside one process."""
+"""What a rank does in test_deepspeed_layouts.py about PipelineModule: its stages, with ZeRO's stage
+1 in each, beside one process.
+"""
 
 from __future__ import annotations
 
@@ -49,11 +51,21 @@ def loss_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
 
 
 def optimizer(named):
-    return lowbit.AdamW([(n, p) for n, p in named if p.requires_grad], lr=1e-2, seed=3, weight_decay=0.1, min_numel=1024)  # fmt: skip
+    return lowbit.AdamW(
+        [(n, p) for n, p in named if p.requires_grad],
+        lr=1e-2,
+        seed=3,
+        weight_decay=0.1,
+        min_numel=1024,
+    )
 
 
-def alone(case: str, norms: list[float], folder: pathlib.Path | None = None) -> list[dict[str, str]]:  # fmt: skip
-    """Half way and in the end: float32 weights, of which the model has a copy in its dtype. With a folder it goes on from what stages saved there."""
+def alone(
+    case: str, norms: list[float], folder: pathlib.Path | None = None
+) -> list[dict[str, str]]:
+    """Half way and in the end: float32 weights, of which the model has a copy in its dtype. With a
+    folder it goes on from what stages saved there.
+    """
     _, dtype, config = CASES[case]
     limit = config.get("gradient_clipping", 0.0)
     model, masters, made = nn.Sequential(*layers(dtype)), nn.Sequential(*layers(dtype)).float(), []
@@ -75,7 +87,11 @@ def alone(case: str, norms: list[float], folder: pathlib.Path | None = None) -> 
         true = math.sqrt(sum(total.double().square().sum().item() for total in sums))
         assert not limit or abs(norms[step] - true) <= 1e-5 * true, f"{norms[step]}, not {true}"
         for p, total in zip(masters.parameters(), sums, strict=True):
-            factor = 1.0 / ((torch.as_tensor(norms[step]) + 1e-6) / limit).clamp(min=1.0) if limit else 1.0  # fmt: skip
+            factor = (
+                1.0 / ((torch.as_tensor(norms[step]) + 1e-6) / limit).clamp(min=1.0)
+                if limit
+                else 1.0
+            )
             p.grad = total * factor
         opt.step()
         model.load_state_dict(masters.state_dict())
@@ -108,10 +124,17 @@ def load_state(opt, folder: pathlib.Path) -> None:
 def engine_of(case: str, stages: int, seed: int, folder: pathlib.Path | None = None):
     zero, dtype, more = CASES[case]
     config = {
-        "train_micro_batch_size_per_gpu": 4, "gradient_accumulation_steps": MICROS, "zero_optimization": {"stage": zero},
-        "zero_allow_untested_optimizer": True, "bf16": {"enabled": dtype == "bfloat16"}, "gradient_clipping": 0.0, **more,
-    }  # fmt: skip
-    module = PipelineModule(layers(dtype, seed), num_stages=stages, loss_fn=loss_of, partition_method="uniform")  # fmt: skip
+        "train_micro_batch_size_per_gpu": 4,
+        "gradient_accumulation_steps": MICROS,
+        "zero_optimization": {"stage": zero},
+        "zero_allow_untested_optimizer": True,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "gradient_clipping": 0.0,
+        **more,
+    }
+    module = PipelineModule(
+        layers(dtype, seed), num_stages=stages, loss_fn=loss_of, partition_method="uniform"
+    )
     if folder:
         load_weights(module, folder)
     opt = optimizer(module.named_parameters())
@@ -119,7 +142,9 @@ def engine_of(case: str, stages: int, seed: int, folder: pathlib.Path | None = N
 
 
 def train(case: str, stages: int, folder: str) -> dict:
-    """What is not as in one process, of this rank's stage. `moved` goes on from the checkpoint of half way."""
+    """What is not as in one process, of this rank's stage.
+    `moved` goes on from the checkpoint of half way.
+    """
     dtype = CASES[case][1]
     place, norms, found = pathlib.Path(folder) / f"{case} {stages}", [], []
     with deepspeed_exact.world():
@@ -139,11 +164,18 @@ def train(case: str, stages: int, folder: str) -> dict:
             again.train_batch(iter([batch(step, m, dtype) for m in range(MICROS)]))
         ended = digest(opt, ALL)
         want = [{k: each[k] for k in found[0]} for each in alone(case, norms)]
-        return {"same": found == want, "resumed": [loaded, ended] == want, "names": sorted(found[0]), "class": type(engine.optimizer).__name__}  # fmt: skip
+        return {
+            "same": found == want,
+            "resumed": [loaded, ended] == want,
+            "names": sorted(found[0]),
+            "class": type(engine.optimizer).__name__,
+        }
 
 
 def moved(case: str, source: int, stages: int | None, folder: str) -> bool:
-    """Whether the DCP checkpoint that so many stages saved half way goes on with others, or in one process, as that would have."""
+    """Whether the DCP checkpoint that so many stages saved half way goes on with others, or in one
+    process, as that would have.
+    """
     place, dtype = pathlib.Path(folder) / f"{case} {source}" / "dcp", CASES[case][1]
     want = alone(case, [0.0] * ALL)
     if stages is None:

@@ -1,4 +1,5 @@
-"""What a rank does in test_deepspeed.py of tests/frameworks: ZeRO beside one process, from the same gradients.
+"""What a rank does in test_deepspeed.py of tests/frameworks: ZeRO beside one process,
+from the same gradients.
 
 torchrun --nproc-per-node N tests/support/deepspeed_worker.py OUT FOLDER train|resume CASE...
 """
@@ -41,9 +42,13 @@ def engine_of(case: str, seed: int):
         net = net.bfloat16()
     opt = lowbit.AdamW(lowbit.param_groups(net), **OPTIONS, **options)
     config = {
-        "train_micro_batch_size_per_gpu": 4, "zero_optimization": zero, "zero_allow_untested_optimizer": True,
-        "zero_force_ds_cpu_optimizer": False, "bf16": {"enabled": dtype == "bfloat16"}, "gradient_clipping": 0.0,
-    }  # fmt: skip
+        "train_micro_batch_size_per_gpu": 4,
+        "zero_optimization": zero,
+        "zero_allow_untested_optimizer": True,
+        "zero_force_ds_cpu_optimizer": False,
+        "bf16": {"enabled": dtype == "bfloat16"},
+        "gradient_clipping": 0.0,
+    }
     engine, *_ = deepspeed.initialize(model=net, optimizer=opt, config=config)
     integration.bind(engine)
     return engine, opt
@@ -71,7 +76,9 @@ def stepped(engine, step: int) -> None:
 
 
 def plain(case: str) -> list[dict[str, str]]:
-    """One process that steps float32 weights, of which the model has a copy in its dtype, after half and all steps."""
+    """One process that steps float32 weights, of which the model has a copy in its dtype,
+    after half and all steps.
+    """
     _, dtype, options = CASES[case]
     net, masters = Net(0), Net(0)
     if dtype == "bfloat16":

@@ -1,4 +1,6 @@
-"""Digests of weights and state that do not depend on who holds them. Collectives, where a parameter is sharded."""
+"""Digests of weights and state that do not depend on who holds them. Collectives,
+where a parameter is sharded.
+"""
 
 from __future__ import annotations
 

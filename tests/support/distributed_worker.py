@@ -1,4 +1,6 @@
-"""What a rank does in test_sharding.py: train on the same global gradients; digests of everything."""
+"""What a rank does in test_sharding.py: train on the same global gradients;
+digests of everything.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,9 @@ STEPS = 8
 
 
 class Shapes(nn.Module):
-    """One parameter of each shape, the scalar where the wrapper takes it, one that never gets a gradient, one frozen."""
+    """One parameter of each shape, the scalar where the wrapper takes it,
+    one that never gets a gradient, one frozen.
+    """
 
     def __init__(self, dtype: torch.dtype, scalar: bool, seed: int) -> None:
         super().__init__()
@@ -41,7 +45,8 @@ class Shapes(nn.Module):
         self.frozen = nn.Parameter(torch.ones(5, dtype=dtype), requires_grad=False)
 
     def forward(self) -> torch.Tensor:
-        return sum(p.float().square().sum() for p in self.parameters())  # type: ignore[return-value]
+        squares = [p.float().square().sum() for p in self.parameters()]
+        return sum(squares)  # type: ignore[return-value]
 
 
 @functools.cache
@@ -91,7 +96,9 @@ def build(
 
 
 def run_bits(mode: str, ranks: int) -> dict[str, str]:
-    """Digests after STEPS steps for both dtypes and every instruction set; the scalar apart, since FSDP2 has none."""
+    """Digests after STEPS steps for both dtypes and every instruction set; the scalar apart,
+    since FSDP2 has none.
+    """
     out = {}
     before = ops.catalog()["isa"]
     for dtype in (torch.bfloat16, torch.float32):
@@ -132,7 +139,9 @@ def state_of(model: nn.Module, opt: torch.optim.Optimizer, flat: bool) -> dict:
 
 
 def run_checkpoint(mode: str, ranks: int, path: pathlib.Path, save: bool) -> dict[str, str]:
-    """Saves, or loads what was saved before; then five more steps. Nested, flattened, and saved asynchronously."""
+    """Saves, or loads what was saved before; then five more steps. Nested, flattened,
+    and saved asynchronously.
+    """
     out = {}
     alone = not dist.is_initialized()
     for kind in ("nested", "flat", "async"):

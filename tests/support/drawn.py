@@ -1,4 +1,6 @@
-"""Drawn cases of test_drawn_placements.py: a rule, its formats, a shape, and placements over a mesh. The same seed draws the same."""
+"""Drawn cases of test_drawn_placements.py: a rule, its formats, a shape, and placements over a
+mesh. The same seed draws the same.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ MESHES = {
     8: [(2, 2, 2)],
 }
 
-# ("R",), ("S", dim) or ("SS", dim, split factor): placements without torch, so that draws travel between processes.
+# ("R",), ("S", dim) or ("SS", dim, split factor): placements without torch,
+# so that draws travel between processes.
 Placed = tuple[Any, ...]
 
 
@@ -64,7 +67,9 @@ def shape_of(rng: random.Random, dims: Sequence[int]) -> tuple[int, ...]:
 
 
 def placements_of(rng: random.Random, mesh: tuple[int, ...], ndim: int) -> tuple[Placed, ...]:
-    """Any that DTensor allows. State follows dimensions 0 and 1, or 0 and one other; the others are drawn less often."""
+    """Any that DTensor allows. State follows dimensions 0 and 1, or 0 and one other;
+    the others are drawn less often.
+    """
     dims = [d for d in (0, 0, 0, 1, 1, 2, 3, 4) if d < ndim]
     made: list[Placed] = []
     for size in mesh:
@@ -82,7 +87,9 @@ def placements_of(rng: random.Random, mesh: tuple[int, ...], ndim: int) -> tuple
 
 
 def catalog(ranks: int, seed: int) -> list[Draw]:
-    """The catalog's cases that fall to this number of ranks, each with a shape of 3 or 4 dimensions on which rows are cut, and anywhere."""
+    """The catalog's cases that fall to this number of ranks, each with a shape of 3 or 4 dimensions
+    on which rows are cut, and anywhere.
+    """
     rng, made = random.Random(f"{seed} catalog {ranks}"), []
     for rule in list(CASES)[ranks % 3 :: 3]:
         dims = (3,) if "Muon" in rule else (3, 4)
@@ -100,18 +107,24 @@ def catalog(ranks: int, seed: int) -> list[Draw]:
 
 
 def products(ranks: int, count: int, seed: int) -> list[Draw]:
-    """Any rule x state x parameter format, of any shape of 1 to 5 dimensions, placed anyhow; every fourth optimizer has several parameters."""
+    """Any rule x state x parameter format, of any shape of 1 to 5 dimensions, placed anyhow; every
+    fourth optimizer has several parameters.
+    """
     rng, made = random.Random(f"{seed} products {ranks}"), []
     for i in range(count):
         rule = rng.choice(list(RULES))
         several = rng.choice((2, 3)) if i % 4 == 3 else 1
         spots = []
         for _ in range(several):
-            shape = shape_of(rng, (2, 2, 3) if rule in ("Muon", "NorMuon") else (1, 2, 2, 3, 3, 4, 5))  # fmt: skip
+            shape = shape_of(
+                rng, (2, 2, 3) if rule in ("Muon", "NorMuon") else (1, 2, 2, 3, 3, 4, 5)
+            )
             mesh = rng.choice(MESHES[ranks])
             # Of several, one that is refused would hide the others.
             deep = len(shape) if several == 1 else min(len(shape), 2)
             spots.append(Spot(shape, mesh, placements_of(rng, mesh, deep)))
         state, param = rng.choice(list(STATES)), rng.choice(list(PARAMS))
-        made.append(Draw(rule, tuple(spots), state, param, rng.choice((1, 1, 1, None)), rng.randrange(9)))  # fmt: skip
+        made.append(
+            Draw(rule, tuple(spots), state, param, rng.choice((1, 1, 1, None)), rng.randrange(9))
+        )
     return made

@@ -1,4 +1,6 @@
-"""What a rank does in test_drawn_placements.py: the steps of drawn cases on a sharded parameter and on the whole one, compared byte by byte."""
+"""What a rank does in test_drawn_placements.py: the steps of drawn cases on a sharded parameter and
+on the whole one, compared byte by byte.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ Place = Callable[[torch.Tensor], torch.Tensor]
 
 
 def value_of(draw: Draw, at: int, seed: int) -> torch.Tensor:
-    """Rows of different sizes, so that statistics of one are seen in another; every fifth row of a gradient is zero."""
+    """Rows of different sizes, so that statistics of one are seen in another;
+    every fifth row of a gradient is zero.
+    """
     shape, generator = draw.spots[at].shape, torch.Generator().manual_seed(10 * at + seed)
     sizes = 10.0 ** torch.randint(-2, 2, (shape[0], *[1] * (len(shape) - 1)), generator=generator)
     if seed:
@@ -42,12 +46,18 @@ def built(draw: Draw, places: list[Place]) -> tuple[list[nn.Parameter], Any]:
         return params, str(error)
 
 
-def stepped(params: list[nn.Parameter], opt: Any, draw: Draw, places: list[Place]) -> dict[str, torch.Tensor]:  # fmt: skip
+def stepped(
+    params: list[nn.Parameter], opt: Any, draw: Draw, places: list[Place]
+) -> dict[str, torch.Tensor]:
     for step in range(STEPS):
         for i, (p, place) in enumerate(zip(params, places, strict=True)):
             p.grad = place(value_of(draw, i, 1 + step))
         opt.step()
-    return {f"w{i} {key}": t for i, p in enumerate(params) for key, t in {"": p.detach(), **opt.state[p]}.items()}  # fmt: skip
+    return {
+        f"w{i} {key}": t
+        for i, p in enumerate(params)
+        for key, t in {"": p.detach(), **opt.state[p]}.items()
+    }
 
 
 def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -58,7 +68,9 @@ def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def same(found: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether this rank holds its part of a whole tensor, cut as torch cuts it for these placements, and all ranks together the whole."""
+    """Whether this rank holds its part of a whole tensor, cut as torch cuts it for these
+    placements, and all ranks together the whole.
+    """
     if not isinstance(found, DTensor):
         return alike(found, want)
     if found.shape != want.shape:
@@ -79,11 +91,20 @@ def everyone(answer: Any) -> list[Any]:
 
 
 def outcome(draw: Draw, meshes: dict[tuple[int, ...], DeviceMesh]) -> tuple[str, str]:
-    """("same", ""), ("refused", the words), ("alone", the words where one process refuses it too) or ("wrong", what is)."""
+    """("same", ""), ("refused", the words),
+    ("alone", the words where one process refuses it too) or ("wrong", what is).
+    """
     places: list[Place] = []
     for spot in draw.spots:
         placed = [KINDS[kind](*rest) for kind, *rest in spot.placements]
-        places.append(functools.partial(distribute_tensor, device_mesh=meshes[spot.mesh], placements=placed, src_data_rank=None))  # fmt: skip
+        places.append(
+            functools.partial(
+                distribute_tensor,
+                device_mesh=meshes[spot.mesh],
+                placements=placed,
+                src_data_rank=None,
+            )
+        )
     whole: list[Place] = [lambda t: t for _ in places]
     (params, opt), (others, plain) = built(draw, places), built(draw, whole)
     said = everyone(opt if isinstance(opt, str) else None)
@@ -117,11 +138,15 @@ def compare(draws: list[Draw]) -> list[tuple[str, str]]:
 
 
 def one_byte_off(draw: Draw) -> str:
-    """A comparison that could not fail would prove nothing: the last rank's weights are changed in one byte."""
+    """A comparison that could not fail would prove nothing: the last rank's weights are changed in
+    one byte.
+    """
     mesh = init_device_mesh("cpu", draw.spots[0].mesh)
     want = value_of(draw, 0, 0)
     found = distribute_tensor(want, mesh, [Shard(0)], src_data_rank=None)
     if dist.get_rank() == dist.get_world_size() - 1:
         found.to_local().view(torch.uint8)[-1] ^= 1
-    mine = alike(found.to_local(), distribute_tensor(want, mesh, [Shard(0)], src_data_rank=None).to_local())  # fmt: skip
+    mine = alike(
+        found.to_local(), distribute_tensor(want, mesh, [Shard(0)], src_data_rank=None).to_local()
+    )
     return f"{mine} {same(found, want)}"

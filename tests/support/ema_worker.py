@@ -1,4 +1,6 @@
-"""What a rank does in test_ema_sharded.py: it trains with an average, evaluates with it, saves it and loads it, and returns digests."""
+"""What a rank does in test_ema_sharded.py: it trains with an average, evaluates with it, saves it
+and loads it, and returns digests.
+"""
 
 from __future__ import annotations
 
@@ -58,9 +60,15 @@ def build(mode: str, ranks: int, dtype: torch.dtype) -> nn.Module:
     if mode == "hsdp":
         fully_shard(model, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("a", "b")))
     if mode == "offload":
-        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)), offload_policy=CPUOffloadPolicy(pin_memory=False))  # fmt: skip
+        fully_shard(
+            model,
+            mesh=init_device_mesh("cpu", (ranks,)),
+            offload_policy=CPUOffloadPolicy(pin_memory=False),
+        )
     if mode == "meshes":  # as experts beside other layers
-        fully_shard(model.up, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("a", "b")))  # fmt: skip
+        fully_shard(
+            model.up, mesh=init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("a", "b"))
+        )
         fully_shard(model.down, mesh=init_device_mesh("cpu", (ranks,)))
     if mode == "tp":
         mesh = init_device_mesh("cpu", (2, ranks // 2), mesh_dim_names=("fsdp", "tp"))
@@ -87,7 +95,9 @@ def digest(tensors: dict[str, torch.Tensor]) -> dict[str, str]:
 
 
 def run(mode: str, ranks: int, dtype: torch.dtype) -> dict[str, dict[str, str]]:
-    """Digests of the averages and of the weights as `average_parameters` gives them; what a pass within it computes is checked here."""
+    """Digests of the averages and of the weights as `average_parameters` gives them; what a pass
+    within it computes is checked here.
+    """
     model = build(mode, ranks, dtype)
     ema = lowbit.EMA(model, 0.9, seed=3)
     x = torch.randn(4, widths(mode)[0], generator=torch.Generator().manual_seed(7)).to(dtype)
@@ -97,9 +107,14 @@ def run(mode: str, ranks: int, dtype: torch.dtype) -> dict[str, dict[str, str]]:
     with torch.no_grad():
         before = model(x)
         with ema.average_parameters():
-            weights = {name.removeprefix("module."): p.detach().clone() for name, p in model.named_parameters()}  # fmt: skip
+            weights = {
+                name.removeprefix("module."): p.detach().clone()
+                for name, p in model.named_parameters()
+            }
             frozen = Net(dtype, widths(mode))
-            frozen.load_state_dict({name: whole(t) for name, t in weights.items()} | {"seen": torch.zeros(())})  # fmt: skip
+            frozen.load_state_dict(
+                {name: whole(t) for name, t in weights.items()} | {"seen": torch.zeros(())}
+            )
             averaged = model(x)
         after = model(x)
     assert torch.equal(before, after), "the weights of before did not come back"
@@ -135,7 +150,11 @@ def refused() -> list[str]:
 
     said = []
     for original in (True, False):
-        model = FSDP(Net(torch.float32, WIDTHS).requires_grad_(True), use_orig_params=original, device_id=torch.device("cpu"))  # fmt: skip
+        model = FSDP(
+            Net(torch.float32, WIDTHS).requires_grad_(True),
+            use_orig_params=original,
+            device_id=torch.device("cpu"),
+        )
         try:
             lowbit.EMA(model)
         except ValueError as error:
@@ -158,7 +177,9 @@ class Experts(nn.Module):
 
 
 def units(mode: str) -> nn.Module:
-    """Layers and experts: with experts over ranks, a part of them on each rank, or all of them everywhere."""
+    """Layers and experts: with experts over ranks, a part of them on each rank,
+    or all of them everywhere.
+    """
     torch.manual_seed(0)
     model = nn.Module()
     model.up = nn.Linear(35, 50, dtype=torch.bfloat16)
@@ -168,7 +189,9 @@ def units(mode: str) -> nn.Module:
     if mode in ("ep", "ep x fsdp"):
         shape = (ranks // 2, 2) if "x" in mode else (1, ranks)
         mesh = init_device_mesh("cpu", shape, mesh_dim_names=("dp", "ep"))
-        local = distribute_tensor(model.experts.w.detach(), mesh["ep"], [Shard(0)], src_data_rank=None)  # fmt: skip
+        local = distribute_tensor(
+            model.experts.w.detach(), mesh["ep"], [Shard(0)], src_data_rank=None
+        )
         model.experts.w = nn.Parameter(local)
         if "x" in mode:  # experts over two of the ranks, all else over four
             fully_shard(model.experts, mesh=mesh["dp"])
@@ -192,8 +215,10 @@ def stepping(model: nn.Module, mode: str):
     opt = (
         lowbit.AdamW(groups, **options)
         if mode.startswith("single")
-        else ZeroRedundancyOptimizer(groups, lowbit.AdamW, parameters_as_bucket_view="views" in mode, **options)
-    )  # fmt: skip
+        else ZeroRedundancyOptimizer(
+            groups, lowbit.AdamW, parameters_as_bucket_view="views" in mode, **options
+        )
+    )
 
     def take(step: int) -> None:
         for p in model.parameters():
@@ -204,14 +229,18 @@ def stepping(model: nn.Module, mode: str):
 
 
 def apart(mode: str, folder: str, act: str) -> list[dict[str, str]]:
-    """Digests of what is here of the averages and of the weights within `average_parameters`, after more updates; `act`: "save" or "load" half-way."""
+    """Digests of what is here of the averages and of the weights within `average_parameters`, after
+    more updates; `act`: "save" or "load" half-way.
+    """
     model = units(mode)
     take = stepping(model, mode) if "built first" not in mode else None
     ema = lowbit.EMA(model, 0.9, seed=3)
     take = take or stepping(model, mode)
     for step in range(2 * STEPS):
         if step == STEPS:
-            {"save": dcp.save, "load": dcp.load}[act]({"ema": ema}, checkpoint_id=pathlib.Path(folder), no_dist=mode.startswith("single"))  # fmt: skip
+            {"save": dcp.save, "load": dcp.load}[act](
+                {"ema": ema}, checkpoint_id=pathlib.Path(folder), no_dist=mode.startswith("single")
+            )
         take(step)
         if act == "save" or step >= STEPS:
             ema.update_parameters()

@@ -1,4 +1,6 @@
-"""What a rank does in test_exact.py: training from data to weights, with exact means of gradients."""
+"""What a rank does in test_exact.py: training from data to weights,
+with exact means of gradients.
+"""
 
 from __future__ import annotations
 
@@ -147,7 +149,9 @@ def train(
     order: str = "dealt",
     released: bool = False,
 ) -> tuple[dict[str, str], list[float]]:
-    """Digests of weights and state, and the losses. order: "dealt", "reversed" or "one by one" (unequal counts)."""
+    """Digests of weights and state, and the losses. order: "dealt",
+    "reversed" or "one by one" (unequal counts).
+    """
     model = wrapped(wrapper, dtype)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     opt = OPTIMIZERS[optimizer](named)
@@ -198,7 +202,9 @@ def torch_train(wrapper: str, steps: int = 3) -> dict[str, str]:
 
 
 def counted(wrapper: str) -> dict[str, dict[str, int]]:
-    """Collectives, and the bytes that this rank hands to them, of a micro-batch and of the last one."""
+    """Collectives, and the bytes that this rank hands to them,
+    of a micro-batch and of the last one.
+    """
     model = wrapped(wrapper, torch.bfloat16)
     accumulator = lowbit.accumulate(model, rounding="exact", average=3 * dist.get_world_size())
     found = {}

@@ -1,4 +1,6 @@
-"""What a rank does in test_recipes.py: the model of recipes/expert_parallel.py, saved and loaded by torch's own state-dict functions under several layouts."""
+"""What a rank does in test_recipes.py: the model of recipes/expert_parallel.py, saved and loaded by
+torch's own state-dict functions under several layouts.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,7 @@ def further(opt) -> dict[str, str]:
                 local = part_of(drawn, p).clone()
                 p.grad = DTensor.from_local(
                     local, p.device_mesh, p.placements, shape=p.shape, stride=p.stride()
-                )  # fmt: skip
+                )
         opt.step()
     return digest(opt, ALL)
 
@@ -47,8 +49,12 @@ def trained(shared: int, folder: str, flat: bool) -> tuple[dict[str, str], dict[
     return digest(opt, HALF), further(opt)
 
 
-def moved(shared: int, folder: str, flat: bool, to: str | None) -> tuple[dict[str, str], dict[str, str], int]:  # fmt: skip
-    """What was loaded, which is saved again, and what is there after some more steps; and of how many experts there is state here."""
+def moved(
+    shared: int, folder: str, flat: bool, to: str | None
+) -> tuple[dict[str, str], dict[str, str], int]:
+    """What was loaded, which is saved again, and what is there after some more steps; and of how
+    many experts there is state here.
+    """
     torch.manual_seed(1)
     model, opt = expert_parallel.build(shared, "cpu")
     with torch.no_grad():

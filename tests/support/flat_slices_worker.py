@@ -1,4 +1,6 @@
-"""What a rank does in test_flat_slices.py: parameters cut into slices of vectors in several ways, beside one process."""
+"""What a rank does in test_flat_slices.py: parameters cut into slices of vectors in several ways,
+beside one process.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,9 @@ def ranges_of(layout: str, name: str) -> list[tuple[int, int]]:
 
 
 def build(layout: str, name: str, known: bool = False, **binding):
-    """The vectors of a layout and their optimizer; `known` says that ranks need not ask each other."""
+    """The vectors of a layout and their optimizer;
+    `known` says that ranks need not ask each other.
+    """
     ranges = {key: ranges_of(layout, key) for key in SHAPES}
     mine = {key: ranges[key][dist.get_rank()] for key in SHAPES}
     parts = {key: drawn(key, -1).reshape(-1)[at : at + n] for key, (at, n) in mine.items()}
@@ -83,8 +87,10 @@ def build(layout: str, name: str, known: bool = False, **binding):
         at = 0
         for key in keys:
             slices.append(
-                FlatSlice(vector, key, SHAPES[key], *mine[key], at, ranges=ranges[key] if known else None)
-            )  # fmt: skip
+                FlatSlice(
+                    vector, key, SHAPES[key], *mine[key], at, ranges=ranges[key] if known else None
+                )
+            )
             at += mine[key][1] + 2
     opt = MAKE[name]([{"params": [vector.requires_grad_()]} for vector in tensors.values()])
     flat.bind(opt, slices, **binding)
@@ -106,7 +112,11 @@ def unequal(opt, want) -> list[str]:
     for _, p, _, _ in opt.members():
         found = {"": p, **state[p.name]}
         keys = found.keys() | want[p.name].keys()
-        wrong += [f"{p.name}.{k}" for k in keys if not (k in found and k in want[p.name] and equal(found[k], want[p.name][k]))]  # fmt: skip
+        wrong += [
+            f"{p.name}.{k}"
+            for k in keys
+            if not (k in found and k in want[p.name] and equal(found[k], want[p.name][k]))
+        ]
     for group in opt.param_groups:
         for vector in group["params"]:
             rest = vector.detach().clone()
@@ -117,7 +127,9 @@ def unequal(opt, want) -> list[str]:
 
 
 def same_bits(name: str, folder: str) -> list[str]:
-    """Three steps in every layout, each saved; then one more after a load, from this layout and from another one."""
+    """Three steps in every layout, each saved; then one more after a load,
+    from this layout and from another one.
+    """
     wrong, ranks = [], dist.get_world_size()
     place = pathlib.Path(folder) / f"{name} {ranks}"
     for layout in LAYOUTS:

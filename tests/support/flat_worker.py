@@ -83,7 +83,9 @@ def read_directly(wrapper: str, folder: str, names: list[str]) -> list[str]:
 
 
 def infinite_gradients(wrapper: str) -> list[str]:
-    """A step that a scaler calls off changes and counts nothing, on no rank; stats() and a second bind change nothing either."""
+    """A step that a scaler calls off changes and counts nothing, on no rank; stats() and a second
+    bind change nothing either.
+    """
     model, opt = build(wrapper, "8bit")
     train(opt, range(10))
     set_grads(opt, 10)
@@ -96,7 +98,9 @@ def infinite_gradients(wrapper: str) -> list[str]:
 
 
 def _through(kind: str, model, opt) -> tuple[dict, bool]:
-    """The optimizer's state by torch's functions, and whether torch confused its two moments, as it does with its own AdamW."""
+    """The optimizer's state by torch's functions, and whether torch confused its two moments,
+    as it does with its own AdamW.
+    """
     if kind == "own":
         return copy.deepcopy(opt.state_dict()), False
     with _state_dict_type(kind, model):
@@ -119,13 +123,20 @@ def _state_dict_type(kind: str, model):
             model, StateDictType.FULL_STATE_DICT, FullStateDictConfig(), FullOptimStateDictConfig()
         )
     return FullyShardedDataParallel.state_dict_type(
-        model, StateDictType.SHARDED_STATE_DICT, ShardedStateDictConfig(), ShardedOptimStateDictConfig()
-    )  # fmt: skip
+        model,
+        StateDictType.SHARDED_STATE_DICT,
+        ShardedStateDictConfig(),
+        ShardedOptimStateDictConfig(),
+    )
 
 
 def torch_adamw_aliases() -> bool:
-    """Whether torch's own AdamW comes out of FULL optim_state_dict with one buffer for both moments."""
-    model = FullyShardedDataParallel(Model(torch.float32).a, use_orig_params=True, device_id=torch.device("cpu"))  # fmt: skip
+    """Whether torch's own AdamW comes out of FULL optim_state_dict with one buffer for both
+    moments.
+    """
+    model = FullyShardedDataParallel(
+        Model(torch.float32).a, use_orig_params=True, device_id=torch.device("cpu")
+    )
     opt = torch.optim.AdamW(model.parameters())
     for p in model.parameters():
         p.grad = torch.ones_like(p) if p.numel() else None
@@ -170,7 +181,9 @@ def unbound() -> list[str]:
 
 def bind_refuses() -> dict[str, str]:
     def message(make, model=None, **binding) -> str:
-        own = FullyShardedDataParallel(nn.Linear(96, 80), use_orig_params=True, device_id=torch.device("cpu"))  # fmt: skip
+        own = FullyShardedDataParallel(
+            nn.Linear(96, 80), use_orig_params=True, device_id=torch.device("cpu")
+        )
         try:
             fsdp1.bind(model or own, make(own.named_parameters()), **binding)
         except ValueError as error:
@@ -188,7 +201,9 @@ def bind_refuses() -> dict[str, str]:
 
 
 def cuts_inside_bytes(wrapper: str) -> bool:
-    """Whether this rank's part of a parameter with 4-bit state begins in the middle of a byte of codes."""
+    """Whether this rank's part of a parameter with 4-bit state begins in the middle of a byte of
+    codes.
+    """
     _, opt = build(wrapper, "4bit")
     coded = [lay for _, _, lay in opt.laid_out() if any(slot.coded for slot in lay.slots)]
     return any(lay.part.front * 4 % 8 for lay in coded)
@@ -218,7 +233,9 @@ def one_on_each(name: str) -> list[str]:
 
 
 def momentum_later(wrapper: str) -> list[str]:
-    """What is not equal where a group takes a momentum between steps, whose codes have blocks that are cut."""
+    """What is not equal where a group takes a momentum between steps,
+    whose codes have blocks that are cut.
+    """
     models = [build(kind, "8bit")[0] for kind in ("single", wrapper)]
     opts = [lowbit.SGD(model.named_parameters(), lr=1e-2, seed=5) for model in models]
     fsdp1.bind(models[1], opts[1])
@@ -234,14 +251,20 @@ def momentum_later(wrapper: str) -> list[str]:
 
 
 def float32_weights(wrapper: str, name: str) -> list[str]:
-    """What differs from one process: what is got, and weights and state after float32 weights were set."""
+    """What differs from one process: what is got,
+    and weights and state after float32 weights were set.
+    """
     alone_model, alone_opt = build("single", name)
     model, opt = build(wrapper, name)
     train(alone_opt, range(5))
     train(opt, range(5))
     want = lowbit.get_fp32_model_state_dict(alone_model, alone_opt)
     got = lowbit.get_fp32_model_state_dict(model, opt)
-    wrong = [key for key in want.keys() | got.keys() if key not in want or key not in got or not equal(got[key], want[key])]  # fmt: skip
+    wrong = [
+        key
+        for key in want.keys() | got.keys()
+        if key not in want or key not in got or not equal(got[key], want[key])
+    ]
     alone_model, alone_opt = build("single", name, seed=1)
     given = {key: value * 1.001 for key, value in want.items()}
     lowbit.set_fp32_model_state_dict(alone_model, alone_opt, given)
@@ -253,7 +276,9 @@ def float32_weights(wrapper: str, name: str) -> list[str]:
 
 
 def no_master_free(wrapper: str) -> str:
-    own = FullyShardedDataParallel(nn.Linear(96, 80), use_orig_params=True, device_id=torch.device("cpu"))  # fmt: skip
+    own = FullyShardedDataParallel(
+        nn.Linear(96, 80), use_orig_params=True, device_id=torch.device("cpu")
+    )
     try:
         lowbit.to_master_free(own, lowbit.AdamW)
     except ValueError as error:
@@ -266,7 +291,9 @@ def no_master_free(wrapper: str) -> str:
 
 
 def probed(wrapper: str, name: str) -> dict[str, dict[str, float]]:
-    """For each parameter how many values of its part here are what; the largest error; and that the probe changed nothing."""
+    """For each parameter how many values of its part here are what; the largest error;
+    and that the probe changed nothing.
+    """
     _, opt = build(wrapper, name)
     train(opt, range(10))
     set_grads(opt, 10)

@@ -1,4 +1,6 @@
-"""Processes that may be killed, forked from one that has imported torch: a start of torch takes seconds of a core."""
+"""Processes that may be killed, forked from one that has imported torch: a start of torch takes
+seconds of a core.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ def _work(there, target: Callable, arguments: tuple) -> None:
 def start(
     target: Callable, *arguments: object
 ) -> tuple[multiprocessing.process.BaseProcess, TextIO]:
-    """The process that calls `target`, and what it prints; the end of the text is the end of the process."""
+    """The process that calls `target`, and what it prints;
+    the end of the text is the end of the process.
+    """
     here, there = CONTEXT.Pipe(duplex=False)
     process = CONTEXT.Process(target=_work, args=(there, target, arguments), daemon=True)
     process.start()

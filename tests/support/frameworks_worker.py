@@ -1,6 +1,8 @@
-"""What a rank does in test_frameworks.py: trains through a framework, saves half way, and goes on from there; the first rank writes digests.
+"""What a rank does in test_frameworks.py: trains through a framework, saves half way, and goes on
+from there; the first rank writes digests.
 
-torchrun --nproc-per-node N tests/support/frameworks_worker.py OUT FOLDER train|resume FRAMEWORK:KIND...
+torchrun --nproc-per-node N tests/support/frameworks_worker.py OUT FOLDER train|resume
+FRAMEWORK:KIND...
 """
 
 from __future__ import annotations
@@ -59,8 +61,9 @@ def rank() -> int:
 
 @contextlib.contextmanager
 def sharding_on_a_cpu() -> Iterator[None]:
-    """Accelerate, and with it the Trainer, shards on accelerators alone and takes DistributedDataParallel on a CPU, whatever the plugin says. Here it is
-    told that the ranks are GPUs whose device is the CPU."""
+    """Accelerate, and with it the Trainer, shards on accelerators alone and takes
+    DistributedDataParallel on a CPU, whatever the plugin says. Here it is told that the ranks are
+    GPUs whose device is the CPU."""
     from accelerate.state import PartialState
     from accelerate.utils import DistributedType
 
@@ -91,10 +94,14 @@ def through_accelerate(kind: str, folder: pathlib.Path, resume: bool) -> dict[st
     version, plugin = kind.split("_")[0], None
     if version != "ddp":
         plugin = FullyShardedDataParallelPlugin(
-            fsdp_version=int(version[-1]), cpu_ram_efficient_loading=False, reshard_after_forward=version == "fsdp2" or "FULL_SHARD",
-            use_orig_params=kind != "fsdp1_flat", state_dict_type="SHARDED_STATE_DICT", auto_wrap_policy="size_based_wrap",
+            fsdp_version=int(version[-1]),
+            cpu_ram_efficient_loading=False,
+            reshard_after_forward=version == "fsdp2" or "FULL_SHARD",
+            use_orig_params=kind != "fsdp1_flat",
+            state_dict_type="SHARDED_STATE_DICT",
+            auto_wrap_policy="size_based_wrap",
             min_num_params=1000,
-        )  # fmt: skip
+        )
     accelerator = Accelerator(cpu=True, fsdp_plugin=plugin)
     model: nn.Module = Net(seed=int(resume))
     if version == "fsdp1":
@@ -129,8 +136,11 @@ def through_accelerate_at_once(kind: str, folder: pathlib.Path, resume: bool) ->
 
     AcceleratorState._reset_state(reset_partial_state=True)
     plugin = FullyShardedDataParallelPlugin(
-        fsdp_version=1, sync_module_states=False, cpu_ram_efficient_loading=False, use_orig_params=kind == "fsdp1_orig"
-    )  # fmt: skip
+        fsdp_version=1,
+        sync_module_states=False,
+        cpu_ram_efficient_loading=False,
+        use_orig_params=kind == "fsdp1_orig",
+    )
     model = Net()
     opt = lowbit.AdamW(lowbit.param_groups(model))
     try:
@@ -176,9 +186,15 @@ def through_transformers(
     AcceleratorState._reset_state(reset_partial_state=True)
     torch.manual_seed(int(resume))
     config = LlamaConfig(
-        vocab_size=50, hidden_size=64, intermediate_size=96, num_hidden_layers=1,
-        num_attention_heads=2, num_key_value_heads=2, max_position_embeddings=16, tie_word_embeddings=True,
-    )  # fmt: skip
+        vocab_size=50,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        max_position_embeddings=16,
+        tie_word_embeddings=True,
+    )
     model = LlamaForCausalLM(config)
     version, plugin = kind.split("_")[0], {}
     schedule_free = kind.endswith("schedule_free")
@@ -186,11 +202,15 @@ def through_transformers(
         plugin = {
             "fsdp": True,
             "fsdp_config": {
-                "version": int(version[-1]), "state_dict_type": "SHARDED_STATE_DICT" if version == "fsdp1" else "FULL_STATE_DICT",
-                "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"], "use_orig_params": kind != "fsdp1_flat",
+                "version": int(version[-1]),
+                "state_dict_type": "SHARDED_STATE_DICT"
+                if version == "fsdp1"
+                else "FULL_STATE_DICT",
+                "transformer_layer_cls_to_wrap": ["LlamaDecoderLayer"],
+                "use_orig_params": kind != "fsdp1_flat",
                 "sync_module_states": False,  # which takes a GPU
             },
-        }  # fmt: skip
+        }
     made, own = Trainer, {}
     if sft:
         from datasets import Dataset
@@ -201,18 +221,30 @@ def through_transformers(
         plugin |= {"gradient_checkpointing": False, "bf16": False}  # as Trainer's defaults are
         own["processing_class"] = tokenizer()
     args = TrainingArguments(
-        output_dir=str(folder), max_steps=ALL, save_steps=HALF, per_device_train_batch_size=4,
-        learning_rate=1e-2, weight_decay=0.1, max_grad_norm=0.0, report_to=[], use_cpu=True, disable_tqdm=True,
-        logging_strategy="no", warmup_steps=2, dataloader_num_workers=0, seed=0,
-        lr_scheduler_type="constant" if schedule_free else "linear", **plugin,
-    )  # fmt: skip
+        output_dir=str(folder),
+        max_steps=ALL,
+        save_steps=HALF,
+        per_device_train_batch_size=4,
+        learning_rate=1e-2,
+        weight_decay=0.1,
+        max_grad_norm=0.0,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        logging_strategy="no",
+        warmup_steps=2,
+        dataloader_num_workers=0,
+        seed=0,
+        lr_scheduler_type="constant" if schedule_free else "linear",
+        **plugin,
+    )
     data = [{"input_ids": row, "labels": row} for i in range(12) for row in batch_of(i, 0)]
     if sft:
         data = Dataset.from_list([{"input_ids": each["input_ids"].tolist()} for each in data])
     out: dict[str, Digest] = {}
 
     class Digests(TrainerCallback):
-        def on_step_begin(self, args, state, control, *, model, optimizer, **_):  # type: ignore[no-untyped-def]
+        def on_step_begin(self, args, state, control, *, model, optimizer, **_):
             if state.global_step == HALF:
                 opt = getattr(optimizer, "optimizer", optimizer)
                 out["loaded" if resume else "saved"] = digest(opt, HALF)
@@ -264,20 +296,28 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
                     self.trainer.save_checkpoint(folder / "lightning.ckpt")
 
         def training_step(self, batch: int, number: int) -> torch.Tensor:
-            return loss_of(
-                self.net, batch_of(self.global_step, rank())
-            )  # loaders start anew where resumed
+            # loaders start anew where resumed
+            return loss_of(self.net, batch_of(self.global_step, rank()))
 
     class OnCPU(FSDPStrategy):
-        """Trainer refuses FSDPStrategy on a CPU, but none that is derived from it; and FullyShardedDataParallel must be told that the device is one."""
+        """Trainer refuses FSDPStrategy on a CPU, but none that is derived from it; and
+        FullyShardedDataParallel must be told that the device is one.
+        """
 
         def _setup_model(self, model: nn.Module) -> nn.Module:
             return FullyShardedDataParallel(
-                model, device_id=self.root_device, sharding_strategy=self.sharding_strategy, **self.kwargs
-            )  # fmt: skip
+                model,
+                device_id=self.root_device,
+                sharding_strategy=self.sharding_strategy,
+                **self.kwargs,
+            )
 
     policy = ModuleWrapPolicy({nn.Linear, nn.Embedding})
-    sharded = {"process_group_backend": "gloo", "state_dict_type": "sharded", "auto_wrap_policy": policy}  # fmt: skip
+    sharded = {
+        "process_group_backend": "gloo",
+        "state_dict_type": "sharded",
+        "auto_wrap_policy": policy,
+    }
     strategies = {
         "ddp": lambda: DDPStrategy(process_group_backend="gloo"),
         # By itself it takes all ranks for tensor parallelism.
@@ -288,10 +328,17 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
         "fsdp1_flat": lambda: OnCPU(use_orig_params=False, **sharded),
     }
     trainer = lightning.Trainer(
-        accelerator="cpu", devices=ranks, strategy=strategies[kind](),
-        max_steps=ALL, logger=False, default_root_dir=folder, enable_checkpointing=False, enable_progress_bar=False,
-        enable_model_summary=False, use_distributed_sampler=False,
-    )  # fmt: skip
+        accelerator="cpu",
+        devices=ranks,
+        strategy=strategies[kind](),
+        max_steps=ALL,
+        logger=False,
+        default_root_dir=folder,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
     data = torch.utils.data.DataLoader(range(ALL), batch_size=None)  # type: ignore[arg-type]
     module = Module()
     trainer.fit(module, data, ckpt_path=folder / "lightning.ckpt" if resume else None)
@@ -300,7 +347,9 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
 
 
 def through_torchtitan(kind: str, folder: pathlib.Path, resume: bool) -> dict[str, Digest]:
-    """Its optimizer container and its checkpoint contract: state by a zero-lr step, flat names, DCP."""
+    """Its optimizer container and its checkpoint contract: state by a zero-lr step, flat names,
+    DCP.
+    """
     import torch.distributed.checkpoint as dcp
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard

@@ -14,7 +14,9 @@ CPU = torch.device("cpu")
 
 
 class Words(nn.Module):
-    """An embedding, a layer, a head that is known by its name alone, or is the embedding once more."""
+    """An embedding, a layer, a head that is known by its name alone,
+    or is the embedding once more.
+    """
 
     def __init__(self, tied: bool) -> None:
         super().__init__()
@@ -39,7 +41,9 @@ def wide(kind: str, tied: bool) -> list[str]:
         if kind != "one_flat":
             for name in ("layer", "lm_head"):
                 part = getattr(model, name)
-                setattr(model, name, FullyShardedDataParallel(part, use_orig_params=orig, device_id=CPU))  # fmt: skip
+                setattr(
+                    model, name, FullyShardedDataParallel(part, use_orig_params=orig, device_id=CPU)
+                )
         model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
     opt = lowbit.AdamW(lowbit.param_groups(model, lr=1e-2))
     lowbit.fsdp1.bind(model, opt)
@@ -53,7 +57,9 @@ def wide(kind: str, tied: bool) -> list[str]:
 
 
 def wrapped_later(bound: bool, what: str) -> str:
-    """A step, or the state dict, of an optimizer that was built before FSDP1 took its parameters."""
+    """A step, or the state dict, of an optimizer that was built before FSDP1 took its
+    parameters.
+    """
     model = Words(False)
     opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, seed=3)
     sharded = FullyShardedDataParallel(model, use_orig_params=True, device_id=CPU)
@@ -81,7 +87,9 @@ def stepped_before() -> str:
 
 
 def not_sharded(orig: bool) -> bool:
-    """FSDP1 on one rank leaves parameters whole, and torch's functions want moments of their shape."""
+    """FSDP1 on one rank leaves parameters whole,
+    and torch's functions want moments of their shape.
+    """
     torch.manual_seed(0)
     model = FullyShardedDataParallel(Words(False), use_orig_params=orig, device_id=CPU)
     opts = []
@@ -99,7 +107,9 @@ def not_sharded(orig: bool) -> bool:
 
 
 def bound_twice() -> list[str]:
-    """A second `bind` takes the place of the first: state that was exported is loaded, and what other groups get is said."""
+    """A second `bind` takes the place of the first: state that was exported is loaded, and what
+    other groups get is said.
+    """
     model = FullyShardedDataParallel(Words(False), use_orig_params=True, device_id=CPU)
     opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2)
     for _ in range(2):
@@ -133,7 +143,9 @@ def flattened_away() -> str:
 
 
 def muon(when: str, orig: bool) -> str:
-    """What Muon says of FSDP1's flat shards: to its groups, when it is built, or in the first step of one that is older."""
+    """What Muon says of FSDP1's flat shards: to its groups, when it is built,
+    or in the first step of one that is older.
+    """
     model = Words(False)
     opt = lowbit.MuonWithAdamW(lowbit.muon_param_groups(model)) if when == "step" else None
     sharded = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)

@@ -1,4 +1,6 @@
-"""Ranks whose disk is full: what test_full_disk.py starts with a library in front of libc, which has write() fail when told."""
+"""Ranks whose disk is full: what test_full_disk.py starts with a library in front of libc, which
+has write() fail when told.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,14 @@ import torch.distributed.checkpoint as dcp
 
 from lowbit import checkpoint
 
-NOTHING, DATA_ALONE = (
-    1000,
-    1 << 30,
-)  # bytes that still fit; the data, but neither metadata nor digests
-CASES = [(how, who, over, DATA_ALONE if late else NOTHING) for how in ("save", "async_save") for over in (False, True) for who, late in ((0, False), (0, True), (1, False))]  # fmt: skip
+# bytes that still fit; the data, but neither metadata nor digests
+NOTHING, DATA_ALONE = (1000, 1 << 30)
+CASES = [
+    (how, who, over, DATA_ALONE if late else NOTHING)
+    for how in ("save", "async_save")
+    for over in (False, True)
+    for who, late in ((0, False), (0, True), (1, False))
+]
 
 SHIM = """
 #define _GNU_SOURCE
@@ -40,8 +45,12 @@ static int full(int fd, long bytes, int python) {
   errno = ENOSPC;
   return 1;
 }
-ssize_t write(int fd, const void* p, size_t n) { return full(fd, n, 1) ? -1 : syscall(SYS_write, fd, p, n); }
-ssize_t pwrite(int fd, const void* p, size_t n, off_t at) { return full(fd, n, 0) ? -1 : syscall(SYS_pwrite64, fd, p, n, at); }
+ssize_t write(int fd, const void* p, size_t n) {
+  return full(fd, n, 1) ? -1 : syscall(SYS_write, fd, p, n);
+}
+ssize_t pwrite(int fd, const void* p, size_t n, off_t at) {
+  return full(fd, n, 0) ? -1 : syscall(SYS_pwrite64, fd, p, n, at);
+}
 ssize_t pwrite64(int fd, const void* p, size_t n, off_t at) { return pwrite(fd, p, n, at); }
 ssize_t pwritev(int fd, const struct iovec* v, int n, off_t at) {
   long all = 0;
@@ -58,7 +67,9 @@ def compiled(folder: pathlib.Path) -> pathlib.Path | None:
     if compiler is None:
         return None
     (folder / "shim.c").write_text(SHIM)
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True)  # fmt: skip
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
+    )
     return folder / "shim.so"
 
 
@@ -84,7 +95,9 @@ def main(store, folder, rank, ranks):
     warnings.simplefilter("ignore")
     disk = ctypes.CDLL(None)
     disk.disk_holds.argtypes = [ctypes.c_long, ctypes.c_int]
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))  # fmt: skip
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks)
+    )
     told = []
     for case in CASES:
         how, who, over, holds = case

@@ -8,7 +8,8 @@ STEPS = 10
 
 
 def steps_during(work, times):
-    """How often this thread runs, up to STEPS, while another one does `work(i)` for i < times, one after the other.
+    """How often this thread runs, up to STEPS, while another one does `work(i)` for i < times,
+    one after the other.
 
     Work that keeps the GIL would not let go of it between two calls either.
     """

@@ -1,4 +1,6 @@
-"""Accumulation, steps in backward and clipping in the wrong places: what the ranks of gradients_worker.py are refused."""
+"""Accumulation, steps in backward and clipping in the wrong places: what the ranks of
+gradients_worker.py are refused.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,9 @@ def wrong_places(ranks: int) -> Found:
     found["before fully_shard, steps"] = refused(text, lambda: model(batch(0)))
     ddp = net("ddp")
     found["assign_hooks on DDP"] = refused(
-        "before DistributedDataParallel reduces", lambda: lowbit.StochasticAccumulator.assign_hooks(ddp)
-    )  # fmt: skip
+        "before DistributedDataParallel reduces",
+        lambda: lowbit.StochasticAccumulator.assign_hooks(ddp),
+    )
     lowbit.accumulate(ddp)
     loss = ddp(batch(0))
     found["DDP outside of micro"] = refused("outside `with accumulator.micro", loss.backward)
@@ -68,16 +71,26 @@ def wrong_places(ranks: int) -> Found:
         fsdp = FullyShardedDataParallel(plain, use_orig_params=orig, device_id=torch.device("cpu"))
         text = "flat shard of FSDP1"
         found[f"FSDP1, {orig}"] = refused(text, lambda fsdp=fsdp: lowbit.accumulate(fsdp))
-        found[f"clip FSDP1, {orig}"] = refused(text, lambda fsdp=fsdp: lowbit.clip_grad_norm_(fsdp.parameters(), 1.0))  # fmt: skip
+        found[f"clip FSDP1, {orig}"] = refused(
+            text, lambda fsdp=fsdp: lowbit.clip_grad_norm_(fsdp.parameters(), 1.0)
+        )
         total = None
         accumulator = lowbit.accumulate(fsdp, rounding="kahan", hooks=False)
         for i in range(4):
-            x = torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * i + dist.get_rank())).bfloat16()  # fmt: skip
+            x = torch.randn(
+                4, 16, generator=torch.Generator().manual_seed(10 * i + dist.get_rank())
+            ).bfloat16()
             fsdp(x).square().mean().backward()
-            local = torch.cat([p.grad.double().flatten() for p in fsdp.parameters() if p.grad is not None])  # fmt: skip
+            local = torch.cat(
+                [p.grad.double().flatten() for p in fsdp.parameters() if p.grad is not None]
+            )
             total = local if total is None else total + local
             accumulator.add()
         accumulator.finish()
-        local = torch.cat([p.grad.double().flatten() for p in fsdp.parameters() if p.grad is not None])  # fmt: skip
-        found[f"FSDP1 after the backward pass, {orig}"] = float((local - total).norm() / total.norm()) < 4e-3  # fmt: skip
+        local = torch.cat(
+            [p.grad.double().flatten() for p in fsdp.parameters() if p.grad is not None]
+        )
+        found[f"FSDP1 after the backward pass, {orig}"] = (
+            float((local - total).norm() / total.norm()) < 4e-3
+        )
     return found

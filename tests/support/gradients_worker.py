@@ -1,4 +1,6 @@
-"""What a rank does in test_gradients_sharded.py. As a program: prints the peaks of memory of a rank of two, which it does not wait for."""
+"""What a rank does in test_gradients_sharded.py. As a program: prints the peaks of memory of a rank
+of two, which it does not wait for.
+"""
 
 from __future__ import annotations
 
@@ -63,12 +65,17 @@ def placed(kind: str, ranks: int) -> Callable[[torch.Tensor, int], torch.Tensor]
     if kind == "hsdp":
         return lambda t, i: distribute_tensor(t, mesh, [Replicate(), Shard(0)])
     every: list[list[Any]] = [
-        [Shard(0), Shard(1)], [Replicate(), Shard(1)], [Shard(0), Replicate()], [Shard(0), Shard(0)],
-    ]  # fmt: skip
+        [Shard(0), Shard(1)],
+        [Replicate(), Shard(1)],
+        [Shard(0), Replicate()],
+        [Shard(0), Shard(0)],
+    ]
 
     def mixed(t: torch.Tensor, i: int) -> torch.Tensor:
         placements = every[i % 4] if t.dim() > 1 else [Shard(0), Replicate()]
-        return distribute_tensor(t, mesh if i != 5 else mesh["b"], placements if i != 5 else [Shard(1)])  # fmt: skip
+        return distribute_tensor(
+            t, mesh if i != 5 else mesh["b"], placements if i != 5 else [Shard(1)]
+        )
 
     return mixed
 
@@ -100,12 +107,15 @@ def clipping(ranks: int) -> Found:
             same = all(torch.equal(a, b) for a, b in zip(want, got, strict=True))
             found[f"norms and gradients, {kind} {dtype}"] = same
             at_most = 2 if kind == "mixed" else 1
-            found[f"collectives, {kind} {dtype}"] = clipped.collectives <= at_most  # type: ignore[attr-defined]
+            used = clipped.collectives  # type: ignore[attr-defined]
+            found[f"collectives, {kind} {dtype}"] = used <= at_most
     return found
 
 
 def clipping_a_strided_shard(ranks: int) -> Found:
-    """FSDP2 over tensor parallelism on the same dimension, as torch's wrappers place it, with gradients of a real backward pass."""
+    """FSDP2 over tensor parallelism on the same dimension, as torch's wrappers place it, with
+    gradients of a real backward pass.
+    """
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(1)
     plain = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 24))
@@ -190,7 +200,9 @@ def several_micro_batches(ranks: int) -> Found:
 
 
 def ranks_that_use_different_parameters(ranks: int) -> Found:
-    """One rank's last micro-batch leaves out a layer that the other's uses; no micro-batch of the second window uses it anywhere but on rank 1."""
+    """One rank's last micro-batch leaves out a layer that the other's uses; no micro-batch of the
+    second window uses it anywhere but on rank 1.
+    """
     found: Found = {}
     for kind in KINDS[:-1]:
         model = net(kind)
@@ -205,7 +217,9 @@ def ranks_that_use_different_parameters(ranks: int) -> Found:
             return update(params, *rest)
 
         opt.step_params = keep  # type: ignore[method-assign]
-        for window, used in enumerate(((True, True, dist.get_rank() == 0), (dist.get_rank() == 1, False, False))):  # fmt: skip
+        for window, used in enumerate(
+            ((True, True, dist.get_rank() == 0), (dist.get_rank() == 1, False, False))
+        ):
             seen.clear()
             mean: dict[str, torch.Tensor] = {}
             for i, use in enumerate(used):
@@ -221,15 +235,22 @@ def ranks_that_use_different_parameters(ranks: int) -> Found:
                 with accumulator.micro(last=i == 2):
                     model(batch(3 * window + i), use).backward()
             name = f"ranks that use different parameters, {kind}, window {window}"
-            close = [float((g.double() - mean[n]).norm()) <= 0.01 * float(mean[n].norm()) for n, g in seen.items()]  # fmt: skip
+            close = [
+                float((g.double() - mean[n]).norm()) <= 0.01 * float(mean[n].norm())
+                for n, g in seen.items()
+            ]
             found[name] = all(close) and "sometimes.weight" in seen and agreed(seen)
-            found[f"{name}: once"] = float(opt.state[model.module.sometimes.weight]["step"]) == window + 1  # fmt: skip
+            found[f"{name}: once"] = (
+                float(opt.state[model.module.sometimes.weight]["step"]) == window + 1
+            )
             opt.step()
     return found
 
 
 def reductions_in_a_window(ranks: int) -> Found:
-    """DDP reduces once, FSDP2 every micro-batch's shard; the other way round FSDP2 is told by its own set_requires_gradient_sync."""
+    """DDP reduces once, FSDP2 every micro-batch's shard; the other way round FSDP2 is told by its
+    own set_requires_gradient_sync.
+    """
     model = net("fsdp2")
     accumulator = lowbit.accumulate(model, "float32")
     for i in range(3):
@@ -286,7 +307,9 @@ def static_graph(ranks: int) -> Found:
                 o.step()
                 o.zero_grad()
         what = "step in backward" if released else "accumulation"
-        same = all(torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True))  # fmt: skip
+        same = all(
+            torch.equal(p, q) for p, q in zip(model.parameters(), other.parameters(), strict=True)
+        )
         found[f"static graph, {what}"] = same
     return found
 
@@ -320,7 +343,9 @@ def in_backward(ranks: int) -> Found:
 
 
 def in_backward_with_nothing_here(ranks: int) -> Found:
-    """Only the first rank has a gradient when the step ends, and the norm is a collective of all."""
+    """Only the first rank has a gradient when the step ends,
+    and the norm is a collective of all.
+    """
     model = net("fsdp2")
     opt = optimizer(model)
     released = lowbit.step_in_backward(model, opt, max_norm=0.01)
@@ -353,7 +378,9 @@ def in_backward_with_accumulation(ranks: int) -> Found:
 
 
 def in_backward_with_a_scaler(ranks: int) -> Found:
-    """An infinity in one rank's shard keeps the whole parameter from being stepped on every rank."""
+    """An infinity in one rank's shard keeps the whole parameter from being stepped on every
+    rank.
+    """
     model = net("fsdp2")
     opt = optimizer(model)
     scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
@@ -387,9 +414,11 @@ def in_backward_with_a_scaler(ranks: int) -> Found:
 
 
 def memory(ranks: int) -> Found:
-    """Of FSDP2: what is above weights and state, with gradients dropped as they come (FSDP2's own floor), stepped in backward, and behind it.
+    """Of FSDP2: what is above weights and state, with gradients dropped as they come (FSDP2's own
+    floor), stepped in backward, and behind it.
 
-    One rank of two, over a process group that moves nothing: gloo's threads let go of what they have reduced some time later, and the peak would be theirs.
+    One rank of two, over a process group that moves nothing: gloo's threads let go of what they
+    have reduced some time later, and the peak would be theirs.
     """
 
     def measure(how: str) -> tuple[int, int, int]:
@@ -425,14 +454,33 @@ def memory(ranks: int) -> Found:
     _, _, floor = measure("dropped")
     _, _, behind = measure("behind")
     return {
-        "memory": {"weights and state": kept, "layer": layer, "in backward": ours, "dropped": floor, "behind": behind},
-    }  # fmt: skip
+        "memory": {
+            "weights and state": kept,
+            "layer": layer,
+            "in backward": ours,
+            "dropped": floor,
+            "behind": behind,
+        }
+    }
 
 
 def found(ranks: int) -> Found:
-    """By name, whether what was looked at holds; instead of it the traceback where a part failed."""
-    two = [clipping, one_micro_batch, several_micro_batches, ranks_that_use_different_parameters, reductions_in_a_window, static_graph, in_backward,
-           in_backward_with_nothing_here, in_backward_with_accumulation, in_backward_with_a_scaler, wrong_places]  # fmt: skip
+    """By name, whether what was looked at holds;
+    instead of it the traceback where a part failed.
+    """
+    two = [
+        clipping,
+        one_micro_batch,
+        several_micro_batches,
+        ranks_that_use_different_parameters,
+        reductions_in_a_window,
+        static_graph,
+        in_backward,
+        in_backward_with_nothing_here,
+        in_backward_with_accumulation,
+        in_backward_with_a_scaler,
+        wrong_places,
+    ]
     four = [clipping, clipping_a_strided_shard, several_micro_batches, in_backward]
     out: Found = {}
     for part in two if ranks == 2 else four:

@@ -10,7 +10,9 @@ import lowbit
 
 
 def params_for(cls: type, model: nn.Module) -> list[Any]:
-    """All named parameters; Muon takes matrices only, and MuonWithAdamW groups that say which rule steps them."""
+    """All named parameters; Muon takes matrices only,
+    and MuonWithAdamW groups that say which rule steps them.
+    """
     if cls is lowbit.MuonWithAdamW:
         return lowbit.muon_param_groups(model)
     return [(n, p) for n, p in model.named_parameters() if cls is not lowbit.Muon or p.dim() == 2]

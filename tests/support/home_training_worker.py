@@ -1,4 +1,6 @@
-"""What else happens to weights whose state lies elsewhere, beside one process; what a rank does in test_state_home.py."""
+"""What else happens to weights whose state lies elsewhere, beside one process;
+what a rank does in test_state_home.py.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from unittest import mock
 
 import torch
 import torch.distributed as dist
-from home_worker import (  # fmt: skip
+from home_worker import (
     CASES,
     CUT,
     SHAPES,
@@ -73,7 +75,9 @@ def overflowed(model: Model, opt) -> None:
     opt.found_inf = torch.tensor(1.0)
     before = [sharding.local(p).clone() for p in model.parameters()]
     step(model, opt, 2)
-    assert all(torch.equal(a, sharding.local(p)) for a, p in zip(before, model.parameters(), strict=True))  # fmt: skip
+    assert all(
+        torch.equal(a, sharding.local(p)) for a, p in zip(before, model.parameters(), strict=True)
+    )
     opt.found_inf = torch.tensor(0.0)
     step(model, opt, 3)
 
@@ -153,7 +157,9 @@ def loaded(model: Model, opt) -> None:
         moments = {}
         for key, at in (("exp_avg", 0), ("exp_avg_sq", 1)):
             whole = value_of(name, 50 + at, tuple(p.shape)).float().abs()
-            moments[key] = placed(whole, p.device_mesh, p.placements) if isinstance(p, DTensor) else whole  # fmt: skip
+            moments[key] = (
+                placed(whole, p.device_mesh, p.placements) if isinstance(p, DTensor) else whole
+            )
         saved["state"][number] = {"step": torch.tensor(3.0), **moments}
     opt.load_state_dict(saved)
     step(model, opt, 2)
@@ -182,7 +188,11 @@ def forward(model: Model, number: int) -> torch.Tensor:
     total = torch.zeros(())
     for name, p in model.named_parameters():
         whole = value_of(name, number, tuple(p.shape))
-        grad = placed(whole, p.device_mesh, p.placements).to_local() if isinstance(p, DTensor) else whole  # fmt: skip
+        grad = (
+            placed(whole, p.device_mesh, p.placements).to_local()
+            if isinstance(p, DTensor)
+            else whole
+        )
         here = p.to_local() if isinstance(p, DTensor) else p
         total = total + (here * grad).sum().float()
     return total
@@ -199,7 +209,9 @@ def averaged(model: Model, opt) -> None:
 
 
 def repeated(model: Model, opt) -> None:
-    """Steps after the first are repeated from the cache, weights away from their state among them; with other settings, and if a gradient is gone."""
+    """Steps after the first are repeated from the cache, weights away from their state among them;
+    with other settings, and if a gradient is gone.
+    """
     step(model, opt, 0)
     with mock.patch.object(opt, "step_params", side_effect=AssertionError("not repeated")):
         step(model, opt, 1)
@@ -217,7 +229,10 @@ def repeated(model: Model, opt) -> None:
 def in_modes(model: Model, opt) -> None:
     """Weights and averages change places a row at a time, where all are too many."""
     sizes = []
-    with mock.patch.object(weights, "_AT_ONCE", 300), mock.patch.object(weights, "_mix", wraps=weights._mix) as mix:  # fmt: skip
+    with (
+        mock.patch.object(weights, "_AT_ONCE", 300),
+        mock.patch.object(weights, "_mix", wraps=weights._mix) as mix,
+    ):
         for number in range(3):
             opt.train()
             step(model, opt, number)
@@ -228,14 +243,26 @@ def in_modes(model: Model, opt) -> None:
 
 
 AROUND = {
-    "AdamW": (clipped, overflowed, lacking, lacking_wide, raised, probed, loaded, in_backward, accumulated, averaged, repeated),
+    "AdamW": (
+        clipped,
+        overflowed,
+        lacking,
+        lacking_wide,
+        raised,
+        probed,
+        loaded,
+        in_backward,
+        accumulated,
+        averaged,
+        repeated,
+    ),
     "LAMB": (clipped, overflowed, lacking, raised, in_backward, repeated),
     "Schedule-Free": (in_modes,),
     "Schedule-Free, split8": (in_modes,),
     "lpmm4": (lacking, loaded),
     "split8": (clipped, raised, probed, loaded, averaged),
     "Kahan, Adafactor": (clipped, lacking, accumulated),
-}  # fmt: skip
+}
 
 
 def around(place: str) -> list[str]:
@@ -255,12 +282,22 @@ def float32_views() -> list[str]:
         step(model, opt, 0)
         view = lowbit.get_fp32_model_state_dict(model, opt)
         lowbit.set_fp32_model_state_dict(model, opt, {k: t * 1.5 for k, t in view.items()})
-        views.append({**view, **{f"{k}, stored": t for k, t in lowbit.get_fp32_model_state_dict(model, opt).items()}})  # fmt: skip
+        views.append(
+            {
+                **view,
+                **{
+                    f"{k}, stored": t
+                    for k, t in lowbit.get_fp32_model_state_dict(model, opt).items()
+                },
+            }
+        )
     return [name for name, want in views[1].items() if not same(views[0][name], want)]
 
 
 def across_functions() -> list[str]:
-    """lowbit.fsdp1's functions, which take any wrapper: saved under one cut of experts, set under another."""
+    """lowbit.fsdp1's functions, which take any wrapper: saved under one cut of experts,
+    set under another.
+    """
     wrong = []
     for case in ("AdamW", "lpmm4", "Kahan"):
         model, opt = built("EP x TP", case)
@@ -282,7 +319,9 @@ def set_weights(model: Model, source: Model) -> None:
 
 
 def fully_sharded() -> list[str]:
-    """FSDP2 over tensor parallelism inside experts: what differs after steps on gradients that it has reduced."""
+    """FSDP2 over tensor parallelism inside experts: what differs after steps on gradients that it
+    has reduced.
+    """
     runs = []
     for sharded in (True, False):
         model = Experts()
@@ -320,7 +359,9 @@ class Experts(nn.Module):
 
 
 def exchanged(count: int) -> tuple[int, int, int]:
-    """Of a step of `count` parameters: all-to-alls, bytes that this rank sends to others in them, and all-reduces."""
+    """Of a step of `count` parameters: all-to-alls, bytes that this rank sends to others in them,
+    and all-reduces.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     shape = SHAPES["down"]
     params = [
@@ -338,6 +379,9 @@ def exchanged(count: int) -> tuple[int, int, int]:
         sent.append(sum(counts) - counts[dist.get_rank()])
         return real(received, joined, sizes, counts, **options)
 
-    with mock.patch.object(dist, "all_to_all_single", counted), mock.patch.object(dist, "all_reduce", reduce):  # fmt: skip
+    with (
+        mock.patch.object(dist, "all_to_all_single", counted),
+        mock.patch.object(dist, "all_reduce", reduce),
+    ):
         opt.step()
     return len(sent), sum(sent), reduce.call_count

@@ -1,4 +1,6 @@
-"""What a rank does in test_state_home.py: weights cut where their state cannot lie, trained, saved and loaded, beside one process."""
+"""What a rank does in test_state_home.py: weights cut where their state cannot lie, trained, saved
+and loaded, beside one process.
+"""
 
 from __future__ import annotations
 
@@ -19,14 +21,21 @@ from torch.distributed.tensor.placement_types import _StridedShard
 
 import lowbit
 
-# [experts, width, hidden]; experts that ranks do not divide; fewer experts than ranks; four dimensions. What is no expert is on every rank.
+# [experts, width, hidden]; experts that ranks do not divide; fewer experts than ranks; four
+# dimensions. What is no expert is on every rank.
 SHAPES = {
-    "down": (4, 24, 32), "uneven": (5, 12, 48), "few": (1, 32, 64), "deep": (6, 4, 6, 20),
-    "up": (4, 32, 24), "square": (16, 32), "bias": (7,),
-}  # fmt: skip
+    "down": (4, 24, 32),
+    "uneven": (5, 12, 48),
+    "few": (1, 32, 64),
+    "deep": (6, 4, 6, 20),
+    "up": (4, 32, 24),
+    "square": (16, 32),
+    "bias": (7,),
+}
 CUT = ("down", "uneven", "few", "deep")
 
-# Where they lie: the shape of the mesh, and the dimension that each of its own cuts; None: a copy on every rank.
+# Where they lie: the shape of the mesh, and the dimension that each of its own cuts;
+# None: a copy on every rank.
 PLACES = {
     "single": ((), ()),
     "rows 2": ((2,), (0,)),
@@ -39,7 +48,7 @@ PLACES = {
     "copies x TP": ((2, 2), (None, 2)),
     "FSDP x EP x TP": ((2, 2, 2), ("strided", 0, 2)),
     "uneven columns": ((3,), (1,)),
-}  # fmt: skip
+}
 
 
 def _adamw(**options):
@@ -89,7 +98,10 @@ def _muon_groups(params):
     """Batches of three dimensions by Muon, all else by AdamW."""
     params = list(params)
     matrices = [(name, p) for name, p in params if p.dim() == 3]
-    return [{"params": matrices, "use_muon": True}, {"params": [each for each in params if each[1].dim() != 3], "use_muon": False}]  # fmt: skip
+    return [
+        {"params": matrices, "use_muon": True},
+        {"params": [each for each in params if each[1].dim() != 3], "use_muon": False},
+    ]
 
 
 # Values
@@ -113,9 +125,13 @@ def part_of(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence) -> torc
 
 def placed(whole: torch.Tensor, mesh: DeviceMesh, placements: Sequence) -> DTensor:
     return DTensor.from_local(
-        part_of(whole, mesh, placements), mesh, placements, run_check=False,
-        shape=whole.shape, stride=whole.stride(),
-    )  # fmt: skip
+        part_of(whole, mesh, placements),
+        mesh,
+        placements,
+        run_check=False,
+        shape=whole.shape,
+        stride=whole.stride(),
+    )
 
 
 def same(found: torch.Tensor, want: torch.Tensor) -> bool:
@@ -172,7 +188,9 @@ def built(place: str, case: str, seed: int = 0, **options):
 def set_grads(model: Model, step: int) -> None:
     for name, p in model.named_parameters():
         whole = value_of(name, step, tuple(p.shape))
-        p.grad = placed(whole, p.device_mesh, p.placements) if isinstance(p, DTensor) else whole.clone()  # fmt: skip
+        p.grad = (
+            placed(whole, p.device_mesh, p.placements) if isinstance(p, DTensor) else whole.clone()
+        )
 
 
 def take_steps(model: Model, opt, begin: int, end: int) -> None:
@@ -213,7 +231,11 @@ def differs(model: Model, opt, want: dict[str, dict[str, torch.Tensor]]) -> list
     wrong = []
     for name, p in model.named_parameters():
         found = {"": p.detach(), **opt.state[p]}
-        wrong += [f"{name} {key}" for key in found.keys() | want[name].keys() if key not in found or key not in want[name] or not same(found[key], want[name][key])]  # fmt: skip
+        wrong += [
+            f"{name} {key}"
+            for key in found.keys() | want[name].keys()
+            if key not in found or key not in want[name] or not same(found[key], want[name][key])
+        ]
     return wrong
 
 
@@ -236,7 +258,9 @@ def train(place: str, folder: str, cases: Sequence[str] = tuple(CASES)) -> dict[
     return wrong
 
 
-def resume(place: str, source: str, folder: str, cases: Sequence[str] = tuple(CASES)) -> dict[str, list[str]]:  # fmt: skip
+def resume(
+    place: str, source: str, folder: str, cases: Sequence[str] = tuple(CASES)
+) -> dict[str, list[str]]:
     """What is not equal after loading what was saved elsewhere, and 2 steps later."""
     wrong = {}
     runs = {case: built(place, case, seed=1) for case in cases}

@@ -1,6 +1,8 @@
-"""recipes/elastic.py with a rank that is killed: KILL says where, as RANK:WHERE:STEP. The marker file lets it happen once.
+"""recipes/elastic.py with a rank that is killed: KILL says where, as RANK:WHERE:STEP. The marker
+file lets it happen once.
 
-WHERE is "step" (in the middle of the optimizer's step), "save" (before a rank's file of the checkpoint is whole) or "load".
+WHERE is "step" (in the middle of the optimizer's step), "save" (before a rank's file of the
+checkpoint is whole) or "load".
 """
 
 import os

@@ -1,14 +1,17 @@
-"""Every kind of checkpoint that people have, made by torch or the peer itself at 1, 2 and 4 ranks, small, and what each of them must mean.
+"""Every kind of checkpoint that people have, made by torch or the peer itself at 1, 2 and 4 ranks,
+small, and what each of them must mean.
 
     from kinds import KINDS, of
 
     @pytest.mark.parametrize("kind, world", of(dialect="torch", container="dcp"))
     def test_something(made, kind, world):       # `made` is a fixture of conftest.py
-        path = made(kind, world)                 # made once a session, all kinds of a world in one launch
+        path = made(kind, world)                 # made once a session, all kinds of a world in one
+                                                 launch
         assert same(KINDS[kind].held(path), KINDS[kind].meaning())
 
-What is in a kind does not depend on the world (tests/support/kinds_run.py says how), so that one meaning holds for all. A copy of a checkpoint, resharded or
-converted, can be read back by `held` of the kind it now is.
+What is in a kind does not depend on the world (tests/support/kinds_run.py says how), so that one
+meaning holds for all. A copy of a checkpoint, resharded or converted, can be read back by `held` of
+the kind it now is.
 """
 
 from __future__ import annotations
@@ -55,8 +58,8 @@ class Kind:
         container: dcp (a directory), torch (a zip file), legacy (a file of pickles) or safetensors.
         worlds: the numbers of ranks that it can be made at.
         params: shapes by name, in the order of the optimizer's numbers.
-        by: "torch" or "peer": their own code wrote the bytes of the state; "golden": their own bytes in a layout written here; "synthesized":
-            both written here after the layout.
+        by: "torch" or "peer": their own code wrote the bytes of the state; "golden": their own
+            bytes in a layout written here; "synthesized": both written here after the layout.
         needs: the package that makes and reads it, beside torch.
         recoverable: whether a reader can know the values; where not, `meaning` must not be asked.
         expected: what it must hold.
@@ -89,7 +92,9 @@ class Kind:
         return folder / self.file
 
     def meaning(self) -> Meaning:
-        """Float32 values by (parameter, state), under torch's names of the states; weights are the state "param"."""
+        """Float32 values by (parameter, state), under torch's names of the states;
+        weights are the state "param".
+        """
         assert self.recoverable, f"nobody can know what a checkpoint of the kind {self.name} means"
         return _meaning_of(self.name)
 
@@ -143,7 +148,9 @@ def read(path: pathlib.Path, container: str, params: Mapping[str, tuple[int, ...
 
 
 def load_file_of_torch(path: pathlib.Path) -> Any:
-    """torch.load of a file whose classes may be of packages that are not here, or no longer are where they were."""
+    """torch.load of a file whose classes may be of packages that are not here,
+    or no longer are where they were.
+    """
     import kinds_peers
 
     data = path.read_bytes()
@@ -155,7 +162,9 @@ def load_file_of_torch(path: pathlib.Path) -> Any:
 
 
 def merged_metadata(path: pathlib.Path) -> Any:
-    """The metadata of a directory; where each rank has its own, all of them together, which torch itself never does."""
+    """The metadata of a directory; where each rank has its own, all of them together,
+    which torch itself never does.
+    """
     if (path / ".metadata").exists():
         return pickle.loads((path / ".metadata").read_bytes())
     parts = [pickle.loads(p.read_bytes()) for p in sorted(path.glob("__*.metadata"))]
@@ -171,7 +180,9 @@ def merged_metadata(path: pathlib.Path) -> Any:
 
 
 def flat(path: pathlib.Path) -> dict[str, Any]:
-    """All that a directory holds, by torch's own `dcp.load` in one process. Subclasses of torchao come out as the values that they stand for."""
+    """All that a directory holds, by torch's own `dcp.load` in one process. Subclasses of torchao
+    come out as the values that they stand for.
+    """
     import torch.distributed.checkpoint as dcp
     import zstd_stand_in
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
@@ -215,7 +226,9 @@ def nested(path: pathlib.Path) -> dict[str, Any]:
 
 
 def _by_name(content: Mapping[str, Any], params: Mapping[str, tuple[int, ...]]) -> Content:
-    """State dicts of every form: under some key or alone, by number or by name, nested or flattened."""
+    """State dicts of every form: under some key or alone, by number or by name,
+    nested or flattened.
+    """
     places = [content.get(key) for key in ("optim", "optimizer")] + [content]
     optim = next((p for p in places if isinstance(p, Mapping) and _has_state(p)), {})
     model = content.get("model", content if not optim else {})
@@ -266,7 +279,9 @@ def make(folder: pathlib.Path, world: int, names: Iterable[str]) -> None:
 
 
 class Made:
-    """Makes all kinds of a world under `root` where the first of them is asked for, and keeps them: once, for all processes that run tests."""
+    """Makes all kinds of a world under `root` where the first of them is asked for, and keeps them:
+    once, for all processes that run tests.
+    """
 
     def __init__(self, root: pathlib.Path) -> None:
         self._root = root
@@ -293,7 +308,9 @@ class Made:
 
 
 def of(*, worlds: Iterable[int] = WORLDS, **wanted: str | tuple[str, ...]) -> list[tuple[str, int]]:
-    """Pairs of a kind's name and a world, for `parametrize`; by any attribute, with one value or several."""
+    """Pairs of a kind's name and a world, for `parametrize`; by any attribute,
+    with one value or several.
+    """
     chosen = []
     for kind in KINDS.values():
         fits = (
@@ -363,9 +380,20 @@ def _add_content(
 
 
 for _name in (
-    "fsdp2_nested", "fsdp2_flattened", "fsdp1_sharded", "fsdp1_dtensor", "ddp", "raw", "tp_fsdp2", "async_save", "no_collectives",
-    "two_threads", "file_per_item", "zstd", "master",
-):  # fmt: skip
+    "fsdp2_nested",
+    "fsdp2_flattened",
+    "fsdp1_sharded",
+    "fsdp1_dtensor",
+    "ddp",
+    "raw",
+    "tp_fsdp2",
+    "async_save",
+    "no_collectives",
+    "two_threads",
+    "file_per_item",
+    "zstd",
+    "master",
+):
     _add(_name, "adamw")
 _add("fsdp2_optim_only", "adamw", model=False)
 _add("hsdp", "adamw", worlds=(2, 4))
@@ -396,8 +424,14 @@ for _preset in ("8bit", "4bit", "fp8"):
     _add_content(f"torchao_{_preset}_prototype_file", "torchao", "peer", _shapes("ao 8bit"))
 _add_content("torchao_8bit_2048_file", "torchao", "peer", _shapes("ao 8bit"))
 for _name in (
-    "014", "014_plain", "013", "013_compressed", "014_float16", "014_float32", "014_32bit",
-):  # fmt: skip
+    "014",
+    "014_plain",
+    "013",
+    "013_compressed",
+    "014_float16",
+    "014_float32",
+    "014_32bit",
+):
     _add_content(f"flashoptim_{_name}_file", "flashoptim", "synthesized")
 _add_content("flashoptim_golden_file", "flashoptim", "golden", {"w": (70,)})
 for _name in ("group", "rank1", "factor"):

@@ -1,6 +1,8 @@
-"""What the tensors of a parameter's state mean, for every dialect: float32 values under torch's names of the states.
+"""What the tensors of a parameter's state mean,
+for every dialect: float32 values under torch's names of the states.
 
-By the peer's own function where it has one and is installed, else by the formula that the peer decodes with, written out here.
+By the peer's own function where it has one and is installed, else by the formula that the peer
+decodes with, written out here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
-"""Files as peers wrote them in versions that cannot be installed here, or never could: their layouts with content of our runs, or with the golden arrays.
+"""Files as peers wrote them in versions that cannot be installed here, or never could: their
+layouts with content of our runs, or with the golden arrays.
 
-What is a peer's own bytes (tests/golden/README.md) says so; the rest is synthesized from the layouts. Encoders here only have to be exact where a
-test compares with golden arrays; what a file means is what tests/support/kinds_decode.py reads in it.
+What is a peer's own bytes (tests/golden/README.md) says so; the rest is synthesized from the
+layouts. Encoders here only have to be exact where a test compares with golden arrays; what a file
+means is what tests/support/kinds_decode.py reads in it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def groups(state: dict[int, Any], net: torch.nn.Module | None = None, **more: An
 
 
 def master_content() -> dict[str, Any]:
-    """What trainers with mixed precision keep: the model in bfloat16, its float32 copy by name, and the state of that copy."""
+    """What trainers with mixed precision keep: the model in bfloat16, its float32 copy by name,
+    and the state of that copy.
+    """
     return {
         "model": {k: v.bfloat16() for k, v in run.plain_model("adamw").items()},
         "master": run.plain_model("adamw"),
@@ -64,7 +68,9 @@ def master_content() -> dict[str, Any]:
 
 
 def saved_state(which: str) -> dict[str, Any]:
-    """An optimizer's state dict that may be changed: torch's shares each parameter's dict with the optimizer."""
+    """An optimizer's state dict that may be changed: torch's shares each parameter's dict with the
+    optimizer.
+    """
     saved = run.plain(which)[1].state_dict()
     return {**saved, "state": {i: dict(s) for i, s in saved["state"].items()}}
 
@@ -90,13 +96,26 @@ def _() -> dict[str, Any]:
 
 @file_of("shared_file")
 def _() -> dict[str, Any]:
-    """Two names of one storage, overlapping views, strides, a gap, and every dtype that optimizers or weights come in."""
+    """Two names of one storage, overlapping views, strides, a gap,
+    and every dtype that optimizers or weights come in.
+    """
     base = torch.arange(64.0)
     w = run.plain_model("adamw")["body.linear.weight"]
     dtypes = (
-        torch.float64, torch.float16, torch.bfloat16, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.bool,
-        torch.float8_e4m3fn, torch.float8_e5m2, torch.uint16, torch.uint32,
-    )  # fmt: skip
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.bool,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.uint16,
+        torch.uint32,
+    )
     return {
         "model": {
             "tied.in": w,
@@ -177,7 +196,9 @@ OLD = "torchao.prototype.low_bit_optim"
 
 @contextlib.contextmanager
 def prototype_torchao(*, writing: bool) -> Iterator[None]:
-    """torchao's state classes under the module they had up to 0.9, for pickle to name (`writing`) or find."""
+    """torchao's state classes under the module they had up to 0.9,
+    for pickle to name (`writing`) or find.
+    """
     import torchao.optim.subclass_4bit as four
     import torchao.optim.subclass_8bit as eight
     import torchao.optim.subclass_fp8 as fp8
@@ -258,8 +279,9 @@ def companded(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
 def flash_entry(
     m: Tensor, v: Tensor, c: Tensor | None, dtype: torch.dtype, version: str, compress: bool
 ) -> dict[str, Any]:
-    """A parameter's entry of a saved state: 0.1.4 counts in int64 and hides float16 scales in bfloat16 of the same bits where the parameter is
-    bfloat16; before it steps are float32 and what is not compressed is bfloat16."""
+    """A parameter's entry of a saved state: 0.1.4 counts in int64 and hides float16 scales in
+    bfloat16 of the same bits where the parameter is bfloat16; before it steps are float32 and what
+    is not compressed is bfloat16."""
     new = version == "0.1.4"
     entry: dict[str, Any] = {"step": torch.tensor(3, dtype=torch.int64 if new else torch.float32)}
     for key, x, signed in (("exp_avg", m, True), ("exp_avg_sq", v, False)):
@@ -326,8 +348,14 @@ def flash_even(name: str) -> tuple[Tensor, dict[str, Any]]:
 
 @file_of("flashoptim_golden_file")
 def _() -> dict[str, Any]:
-    """What its own kernels left of AdamW on 70 bfloat16 elements: the golden arrays in the layout of 0.1.4."""
-    left = {k: torch.tensor(v.view("i2") if v.dtype == "u2" else v) for k, v in arrays("flashoptim_golden").items() if "bf16_24_s3" in k}  # fmt: skip
+    """What its own kernels left of AdamW on 70 bfloat16 elements: the golden arrays in the layout
+    of 0.1.4.
+    """
+    left = {
+        k: torch.tensor(v.view("i2") if v.dtype == "u2" else v)
+        for k, v in arrays("flashoptim_golden").items()
+        if "bf16_24_s3" in k
+    }
     at = "tr_adamw_bf16_24_s3_"
     entry: dict[str, Any] = {"step": torch.tensor(3)}
     for key in ("exp_avg", "exp_avg_sq"):
@@ -381,8 +409,14 @@ def _node(value: Any) -> Any:
 
 
 def lpmm_content(case: str, second_scale: str) -> dict[str, Any]:
-    """The golden arrays of one parameter, with what its overhead and configuration hold beside them, and a small one that stays dense."""
-    left = {k.partition("/")[2]: torch.tensor(v) for k, v in arrays().items() if k.startswith(f"lpmm_{case}/")}  # fmt: skip
+    """The golden arrays of one parameter, with what its overhead and configuration hold beside
+    them, and a small one that stays dense.
+    """
+    left = {
+        k.partition("/")[2]: torch.tensor(v)
+        for k, v in arrays().items()
+        if k.startswith(f"lpmm_{case}/")
+    }
     entry: dict[str, Any] = {"step": left["step"]}
     for key in ("exp_avg", "exp_avg_sq"):
         over: dict[str, Any] = {}
@@ -414,11 +448,31 @@ def lpmm_content(case: str, second_scale: str) -> dict[str, Any]:
         0: entry,
         1: {"step": left["step"].clone(), **small, **{f"{k}_qstate": dict(off) for k in small}},
     }
-    common = {"ENABLE": True, "THRESHOLD": 4096, "BITS": 4, "GROUP_SIZE": 128, "ROUND_TYPE": "real-nearest"}  # fmt: skip
-    qconfig = _node({"QUANT": {
-        "M": {**common, "SCALE_TYPE": {"DEFAULT": "group"}, "QUANT_TYPE": {"DEFAULT": "nonlinear"}, "SIGNED": True},
-        "SQM": {**common, "SCALE_TYPE": {"DEFAULT": second_scale}, "QUANT_TYPE": {"DEFAULT": "power-1"}, "SIGNED": False},
-    }})  # fmt: skip
+    common = {
+        "ENABLE": True,
+        "THRESHOLD": 4096,
+        "BITS": 4,
+        "GROUP_SIZE": 128,
+        "ROUND_TYPE": "real-nearest",
+    }
+    qconfig = _node(
+        {
+            "QUANT": {
+                "M": {
+                    **common,
+                    "SCALE_TYPE": {"DEFAULT": "group"},
+                    "QUANT_TYPE": {"DEFAULT": "nonlinear"},
+                    "SIGNED": True,
+                },
+                "SQM": {
+                    **common,
+                    "SCALE_TYPE": {"DEFAULT": second_scale},
+                    "QUANT_TYPE": {"DEFAULT": "power-1"},
+                    "SIGNED": False,
+                },
+            }
+        }
+    )
     more = {"fused": False, "use_first_moment": True, "factor_second_moment": case == "Factor4"}
     return {"state": state, "param_groups": groups(state, **more), "qconfig": qconfig}
 
@@ -442,7 +496,9 @@ for name, said in {
 
 
 def log_blocks(v: Tensor, generation: str, block: int = 2048) -> dict[str, Any]:
-    """Codes, scales (and minima) of a second moment, padded to whole blocks; keys end in these names."""
+    """Codes, scales (and minima) of a second moment, padded to whole blocks;
+    keys end in these names.
+    """
     flat = torch.nn.functional.pad(v.reshape(-1).double(), (0, -v.numel() % block))
     rows = flat.reshape(-1, block)
     log = torch.log2(rows.clamp(min=2.0**-126))
@@ -491,7 +547,9 @@ def uniform(x: Tensor, bits: int, block: int) -> dict[str, Any]:
 
 
 def table() -> Tensor:
-    """A second moment of a parameter of one dimension that is large enough for codes, with zeros in it."""
+    """A second moment of a parameter of one dimension that is large enough for codes,
+    with zeros in it.
+    """
     return run.gradient("table", (5000,), 0).square()
 
 
@@ -555,7 +613,11 @@ for generation in ("F0", "F1", "F2", "al8", "al16"):
 
 def adafactor_golden(case: str, **said: Any) -> dict[str, Any]:
     """What the peer itself left of one matrix, in its own layout."""
-    left = {k.partition("/")[2]: torch.tensor(v) for k, v in arrays().items() if k.startswith(f"{case}/")}  # fmt: skip
+    left = {
+        k.partition("/")[2]: torch.tensor(v)
+        for k, v in arrays().items()
+        if k.startswith(f"{case}/")
+    }
     entry: dict[str, Any] = {"step": 3, "is_quantized": True, "block_size": 2048, **said}
     shapes = {"row_var": (96, 1), "col_var": (1, 64), "variance": (96, 64)}
     for key, t in left.items():

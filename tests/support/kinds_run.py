@@ -1,7 +1,9 @@
-"""The short runs whose checkpoints tests/support/kinds.py makes: one small net, gradients that every rank knows, a few steps of any optimizer.
+"""The short runs whose checkpoints tests/support/kinds.py makes: one small net, gradients that
+every rank knows, a few steps of any optimizer.
 
-The numbers of the moments are dyadic: gradients of 7 bits, betas of 3 and 4. Every product and sum of a moment is then exact, so that neither the number
-of ranks, nor where a vector of a shard ends, nor a contracted multiply-add can move a bit, and one expected content holds for every world.
+The numbers of the moments are dyadic: gradients of 7 bits, betas of 3 and 4. Every product and sum
+of a moment is then exact, so that neither the number of ranks, nor where a vector of a shard ends,
+nor a contracted multiply-add can move a bit, and one expected content holds for every world.
 """
 
 from __future__ import annotations
@@ -47,11 +49,12 @@ class Body(nn.Module):
 
 
 class Net(nn.Module):
-    """Five parameters: 37x256 (no multiple of 2 or 4 rows), its bias, 4 dimensions, 3x7 (fewer rows than 4 ranks), one number.
+    """Five parameters: 37x256 (no multiple of 2 or 4 rows), its bias, 4 dimensions, 3x7 (fewer rows
+    than 4 ranks), one number.
 
     Args:
-        even: 67x256 and 64x64x2x2 instead, of which every shard of up to 4 ranks has 4096 elements in whole blocks of 256: what torchao quantizes
-            whatever the number of ranks is.
+        even: 67x256 and 64x64x2x2 instead, of which every shard of up to 4 ranks has 4096 elements
+            in whole blocks of 256: what torchao quantizes whatever the number of ranks is.
     """
 
     def __init__(self, even: bool = False) -> None:
@@ -76,7 +79,9 @@ def normal(name: str, shape: Iterable[int]) -> Tensor:
 
 
 def gradient(name: str, shape: Iterable[int], step: int) -> Tensor:
-    """7 bits, rows of seven magnitudes; the sixth row is zero, as those of tokens that were not seen."""
+    """7 bits, rows of seven magnitudes; the sixth row is zero,
+    as those of tokens that were not seen.
+    """
     shape = tuple(shape)
     generator = torch.Generator().manual_seed(zlib.crc32(f"{name} {step}".encode()))
     g = torch.randint(-64, 65, shape, generator=generator).float() / 64
@@ -103,7 +108,9 @@ def _unnamed(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def optimizer(which: str, named: Iterable[tuple[str, Tensor]]) -> torch.optim.Optimizer:
-    """An optimizer by the name that kinds call it: torch's, `lowbit <preset>`, `bnb`, `ao 8bit|4bit|fp8`."""
+    """An optimizer by the name that kinds call it: torch's, `lowbit <preset>`, `bnb`,
+    `ao 8bit|4bit|fp8`.
+    """
     named = list(named)
     groups = grouped(named)
     adam: dict[str, Any] = {"lr": LR, "betas": BETAS}
@@ -170,7 +177,9 @@ def _not_compiled(opt: torch.optim.Optimizer) -> contextlib.AbstractContextManag
 
 @functools.cache
 def plain(which: str) -> tuple[Net, torch.optim.Optimizer]:
-    """The run in one process without any wrapper: what every kind of the same optimizer must hold."""
+    """The run in one process without any wrapper: what every kind of the same optimizer must
+    hold.
+    """
     torch.manual_seed(0)
     net = net_for(which)
     opt = optimizer(which, net.named_parameters())

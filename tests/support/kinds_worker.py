@@ -1,4 +1,5 @@
-"""What a rank does for tests/support/kinds.py: makes the kinds of checkpoints that it is told to, each under FOLDER/<kind>.
+"""What a rank does for tests/support/kinds.py: makes the kinds of checkpoints that it is told to,
+each under FOLDER/<kind>.
 
 torchrun --nproc-per-node N tests/support/kinds_worker.py FOLDER KIND...
 """
@@ -89,7 +90,9 @@ def ddp(which: str = "adamw") -> tuple[nn.Module, torch.optim.Optimizer]:
 
 @functools.cache
 def fsdp1(mesh: bool, original: bool = True) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """Flat parameters, so the gradients come from a backward; the mean over the ranks of what all of them have is exact."""
+    """Flat parameters, so the gradients come from a backward;
+    the mean over the ranks of what all of them have is exact.
+    """
     options = {"device_mesh": init_device_mesh("cpu", (world(),))} if mesh else {}
     net = run.Net()
     here = {"device_id": torch.device("cpu"), "use_orig_params": original, **options}
@@ -158,7 +161,8 @@ def fsdp1_state(mesh: bool, full: bool) -> dict[str, Any]:
         StateDictType,
     )
 
-    # Of a full state dict with original parameters all states of a flat parameter are views of one buffer in torch 2.13: exp_avg has exp_avg_sq's values.
+    # Of a full state dict with original parameters all states of a flat parameter are views of one
+    # buffer in torch 2.13: exp_avg has exp_avg_sq's values.
     net, opt = fsdp1(mesh, original=not full)
     if full:  # offload_to_cpu kills rank 0 of torch 2.13 on gloo
         said: tuple[Any, ...] = (
@@ -221,7 +225,9 @@ def _(path: pathlib.Path) -> None:
 
 @makes("tp_fsdp2")
 def _(path: pathlib.Path) -> None:
-    """The columns of the matrix over one dimension of the mesh, rows of everything over the other."""
+    """The columns of the matrix over one dimension of the mesh,
+    rows of everything over the other.
+    """
     from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
     tp = min(2, world())
@@ -309,7 +315,9 @@ def _(path: pathlib.Path) -> None:
 
 @makes("flashoptim")
 def _(path: pathlib.Path) -> None:
-    """Its moments under FSDP2: every rank's codes and scales, each as if of a tensor as long as all of them together."""
+    """Its moments under FSDP2: every rank's codes and scales,
+    each as if of a tensor as long as all of them together.
+    """
     from kinds_peers import EVEN, flash_even, groups
 
     mesh = init_device_mesh("cpu", (world(),))

@@ -26,7 +26,9 @@ COLS = 8
 
 
 def write(folder, ranks=1024, tensors=98):
-    """FSDP2's cuts of `tensors` tensors [ranks, 8] on that many ranks: ranks * tensors chunks, each an item as torch writes it."""
+    """FSDP2's cuts of `tensors` tensors [ranks, 8] on that many ranks: ranks * tensors chunks, each
+    an item as torch writes it.
+    """
     folder = pathlib.Path(folder)
     folder.mkdir()
     archive = io.BytesIO()
@@ -47,7 +49,9 @@ def write(folder, ranks=1024, tensors=98):
             chunks=[ChunkStorageMetadata(offset, torch.Size([1, COLS])) for offset in offsets],
         )
         for rank, offset in enumerate(offsets):
-            storage[MetadataIndex(name, offset, rank)] = _StorageInfo(f"__{rank}_0.distcp", t * step, len(item))  # fmt: skip
+            storage[MetadataIndex(name, offset, rank)] = _StorageInfo(
+                f"__{rank}_0.distcp", t * step, len(item)
+            )
     metadata = Metadata(entries, paths, storage, StorageMeta(), "1.0.0")
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     return ranks * tensors

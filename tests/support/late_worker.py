@@ -1,4 +1,6 @@
-"""An optimizer built before its weights exist, whose first step has learning rate 0 and gradients on one rank only."""
+"""An optimizer built before its weights exist,
+whose first step has learning rate 0 and gradients on one rank only.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,9 @@ def first_step_of_a_warmup(rule: str) -> float:
 
 
 def steps_of_what_was_sharded_later() -> tuple[list[str], bool]:
-    """What two steps warn of if `fully_shard` comes after the optimizer, and whether a weight changed."""
+    """What two steps warn of if `fully_shard` comes after the optimizer,
+    and whether a weight changed.
+    """
     model = torch.nn.Sequential(torch.nn.Linear(64, 64))
     opt = lowbit.AdamW(model.named_parameters())
     fully_shard(model)

@@ -1,4 +1,6 @@
-"""What test_launchers.py trains: a small language model of transformers, its data, and the Trainer's weights that every launcher must reach."""
+"""What test_launchers.py trains: a small language model of transformers, its data, and the
+Trainer's weights that every launcher must reach.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +13,30 @@ import types
 
 import torch
 
-SIZES = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}  # fmt: skip
-# A schedule that does not depend on the number of steps, so that a run that stops half way is the beginning of the whole one.
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+}
+# A schedule that does not depend on the number of steps, so that a run that stops half way is the
+# beginning of the whole one.
 ARGUMENTS = {
-    "per_device_train_batch_size": 2, "learning_rate": 1e-2, "weight_decay": 0.1, "lr_scheduler_type": "constant",
-    "report_to": "none", "use_cpu": True, "bf16": False, "disable_tqdm": True, "save_strategy": "no", "max_steps": 4,
-    "logging_strategy": "no", "dataloader_pin_memory": False,
-}  # fmt: skip
+    "per_device_train_batch_size": 2,
+    "learning_rate": 1e-2,
+    "weight_decay": 0.1,
+    "lr_scheduler_type": "constant",
+    "report_to": "none",
+    "use_cpu": True,
+    "bf16": False,
+    "disable_tqdm": True,
+    "save_strategy": "no",
+    "max_steps": 4,
+    "logging_strategy": "no",
+    "dataloader_pin_memory": False,
+}
 
 
 def language_model(seed: int = 0):
@@ -45,8 +64,11 @@ def trainer(folder: pathlib.Path, cls=None, **options):
 
     args = options.pop("args", None) or arguments(folder)
     return (cls or Trainer)(
-        model=options.pop("model", None) or language_model(), args=args, train_dataset=examples(), **options
-    )  # fmt: skip
+        model=options.pop("model", None) or language_model(),
+        args=args,
+        train_dataset=examples(),
+        **options,
+    )
 
 
 def tokenizer():
@@ -67,7 +89,8 @@ def digest(model) -> str:
 
 
 def part_of(package: str, *parents: str, root: pathlib.Path | None = None) -> pathlib.Path:
-    """Makes modules of a package importable without running its `__init__`, or that of the packages inside it that are named.
+    """Makes modules of a package importable without running its `__init__`, or that of the packages
+    inside it that are named.
 
     Args:
         root: where the package is, if it is not the installed one.

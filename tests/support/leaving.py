@@ -6,7 +6,9 @@ import torch.distributed as dist
 
 
 def leave() -> None:
-    """Waits for the other ranks, for one that ends first would close what they still use, and leaves the process group."""
+    """Waits for the other ranks, for one that ends first would close what they still use, and
+    leaves the process group.
+    """
     gc.collect()  # gloo aborts at exit where a sharded tensor outlives it
     dist.barrier()
     dist.destroy_process_group()

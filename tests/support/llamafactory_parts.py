@@ -1,4 +1,6 @@
-"""A plug-in of pytest: the parts of LLaMA-Factory that choose an optimizer, where the whole of it cannot be imported. Its `model` needs a TRL of before 2026."""
+"""A plug-in of pytest: the parts of LLaMA-Factory that choose an optimizer, where the whole of it
+cannot be imported. Its `model` needs a TRL of before 2026.
+"""
 
 import os
 import sys

@@ -1,17 +1,23 @@
-"""APOLLO (arXiv 2412.05270), Fira (arXiv 2410.01623) and adafactor-8bit 0.1.9's Adafactor in a subspace in numpy, slow and obvious: what the C++ is held against."""
+"""APOLLO (arXiv 2412.05270), Fira (arXiv 2410.01623) and adafactor-8bit 0.1.9's Adafactor in a
+subspace in numpy, slow and obvious: what the C++ is held against.
+"""
 
 import numpy as np
 
 
 def next_seed(seed):
-    """The seed of the following refresh: the last of 15 numbers below 2^63 - 1 that an MT19937 begun with the low 32 bits draws."""
+    """The seed of the following refresh: the last of 15 numbers below 2^63 - 1 that an MT19937
+    begun with the low 32 bits draws.
+    """
     state = np.random.RandomState(seed & 0xFFFFFFFF)
     words = state.randint(0, 2**32, size=30, dtype=np.uint64)
     return int((int(words[28]) << 32 | int(words[29])) % (2**63 - 1))
 
 
 def torch_projection(seed, rows, cols, rank):
-    """What the authors' code draws on a CPU: N(0, 1) / sqrt(rank), [rank, C] for R >= C, [R, rank] for R < C."""
+    """What the authors' code draws on a CPU: N(0, 1) / sqrt(rank), [rank, C] for R >= C,
+    [R, rank] for R < C.
+    """
     import torch
 
     shape = (rank, cols) if rows >= cols else (rows, rank)
@@ -50,9 +56,27 @@ class Limiter:
 
 
 class LowRank:
-    """One parameter. method: apollo or fira; projections: called with the number of the refresh and the gradient."""
+    """One parameter. method: apollo or fira;
+    projections: called with the number of the refresh and the gradient.
+    """
 
-    def __init__(self, method, rank, projections, gap=200, lr=1e-3, beta1=0.9, beta2=0.999, eps=1e-6, weight_decay=0.0, scale=1.0, tensor=False, scale_front=False, gamma=1.01, dtype=np.float32):  # fmt: skip
+    def __init__(
+        self,
+        method,
+        rank,
+        projections,
+        gap=200,
+        lr=1e-3,
+        beta1=0.9,
+        beta2=0.999,
+        eps=1e-6,
+        weight_decay=0.0,
+        scale=1.0,
+        tensor=False,
+        scale_front=False,
+        gamma=1.01,
+        dtype=np.float32,
+    ):
         self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
         self.limiter, self.t, self.m, self.v = Limiter(gamma), 0, 0.0, 0.0
 
@@ -88,9 +112,29 @@ class LowRank:
 
 
 class LowRankAdafactor:
-    """One parameter of adafactor-8bit 0.1.9 with a rank. eps is under the root; margin is its limiter's, None without one."""
+    """One parameter of adafactor-8bit 0.1.9 with a rank. eps is under the root; margin is its
+    limiter's, None without one.
+    """
 
-    def __init__(self, rank, projections, gap=200, lr=1e-2, beta2=None, beta2_decay=-0.8, eps=1e-8, eps2=1e-3, d=1.0, weight_decay=0.0, decay_by="lr", relative_step=True, scale_parameter=True, margin=None, tensor=False, dtype=np.float32):  # fmt: skip
+    def __init__(
+        self,
+        rank,
+        projections,
+        gap=200,
+        lr=1e-2,
+        beta2=None,
+        beta2_decay=-0.8,
+        eps=1e-8,
+        eps2=1e-3,
+        d=1.0,
+        weight_decay=0.0,
+        decay_by="lr",
+        relative_step=True,
+        scale_parameter=True,
+        margin=None,
+        tensor=False,
+        dtype=np.float32,
+    ):
         self.__dict__.update({k: v for k, v in locals().items() if k != "self"})
         self.limiter, self.t, self.v = Limiter(1.0 + (margin or 0.0)), 0, None
 
@@ -118,7 +162,8 @@ class LowRankAdafactor:
         return p * f(1 - decay) - f(alpha / max(1.0, clip)) * u
 
 
-# The cases of tests/golden/lowrank.bin: name, shape, method, rank, hyperparameters. The first three are what the authors' own code left.
+# The cases of tests/golden/lowrank.bin: name, shape, method, rank, hyperparameters. The first three
+# are what the authors' own code left.
 COMMON = dict(lr=1e-2, weight_decay=0.1)
 CASES = [
     ("apollo_ch", (16, 256), "apollo", 8, dict(gap=2)),
@@ -138,7 +183,9 @@ def long_side_first(p, shape):
 
 
 def golden(path):
-    """Of each shape once: p0, g1..g4. Of each case: the projection of steps 1-2 and of 3-4 [min(R, C), rank], p4, exp_avg, exp_avg_sq, [limiter's norm]."""
+    """Of each shape once: p0, g1..g4. Of each case: the projection of steps 1-2 and of 3-4 [min(R,
+    C), rank], p4, exp_avg, exp_avg_sq, [limiter's norm].
+    """
     flat, at = np.fromfile(path, np.float32), 0
 
     def take(*shapes):
@@ -173,8 +220,9 @@ def run(case, arrays, dtype, projections=None):
 
 
 def write_golden(peers, path):
-    """From the arrays that the authors' code left (CPU, float32). Its singular vectors are not reproducible to 1e-6 on another processor, but
-    they can be had from exp_avg, which is P^T times a known sum of gradients."""
+    """From the arrays that the authors' code left (CPU, float32). Its singular vectors are not
+    reproducible to 1e-6 on another processor, but they can be had from exp_avg, which is P^T times
+    a known sum of gradients."""
     inputs = {
         shape: [peers[source + "/p0"]]
         + [peers[f"g{i}_{shape[0]}x{shape[1]}"] for i in range(1, STEPS + 1)]

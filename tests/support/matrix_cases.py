@@ -1,4 +1,6 @@
-"""What the matrix of docs/sharding-matrix.md is about: the rules and formats, the rows of wrappers with their ranks, and a run of each."""
+"""What the matrix of docs/sharding-matrix.md is about: the rules and formats, the rows of wrappers
+with their ranks, and a run of each.
+"""
 
 from __future__ import annotations
 
@@ -61,11 +63,14 @@ RULES: dict[str, Case] = {
 }
 COLUMNS = lowbit.scaled("linear8", scale="column")
 FORMATS: dict[str, Case] = {
-    **{name: (lowbit.AdamW, {"state_format": name}) for name in ("4bit", "fp8", "log8", "lpmm4", "factored8")},
+    **{
+        name: (lowbit.AdamW, {"state_format": name})
+        for name in ("4bit", "fp8", "log8", "lpmm4", "factored8")
+    },
     "column scales": (lowbit.Lion, {"state_format": COLUMNS}),
     "Kahan": (lowbit.AdamW, {"param_format": "bfloat16_kahan"}),
     "split8": (lowbit.AdamW, {"param_format": "bfloat16_split8"}),
-}  # fmt: skip
+}
 # The columns of the page: cases that behave alike, of which the first is run.
 COLUMNS_OF_RULES = {
     "Adam, AdamW, Lion, AdEMAMix": ("AdamW", "Adam", "Lion", "AdEMAMix"),
@@ -88,7 +93,11 @@ COLUMNS_OF_FORMATS = {
     "column scales": ("column scales",),
     "Kahan, split8": ("Kahan", "split8"),
 }
-FIRST = {cases[0] for columns in (COLUMNS_OF_RULES, COLUMNS_OF_REDUCING, COLUMNS_OF_FORMATS) for cases in columns.values()}  # fmt: skip
+FIRST = {
+    cases[0]
+    for columns in (COLUMNS_OF_RULES, COLUMNS_OF_REDUCING, COLUMNS_OF_FORMATS)
+    for cases in columns.values()
+}
 # Every one of these rules in every one of these formats.
 OF_PRODUCTS = ("AdamW", "Lion", "Adafactor", "CAME", "LAMB", "Schedule-Free", "Muon", "APOLLO")
 IN_PRODUCTS: dict[str, dict[str, Any]] = {
@@ -107,16 +116,31 @@ OF_KINDS = {name: RULES[name] for name in ("AdamW", "Adafactor")}
 OVER_KINDS = {
     name: (4,)
     for name in (
-        "DDP", ZERO, "FSDP1 orig", "FSDP1 flat", SLICES, "FSDP2", "CPU offload", "HSDP 2x2", "TP x FSDP 2x2 row", "TP x FSDP 2x2 col", "EP",
-        "EP x FSDP 2x2", "pipeline", "pipeline x FSDP2 2x2",
+        "DDP",
+        ZERO,
+        "FSDP1 orig",
+        "FSDP1 flat",
+        SLICES,
+        "FSDP2",
+        "CPU offload",
+        "HSDP 2x2",
+        "TP x FSDP 2x2 row",
+        "TP x FSDP 2x2 col",
+        "EP",
+        "EP x FSDP 2x2",
+        "pipeline",
+        "pipeline x FSDP2 2x2",
     )
-}  # fmt: skip
+}
 # By the name of the table: its cases and its wrappers.
 TABLES: dict[str, tuple[dict[str, Case], dict[str, tuple[int, ...]]]] = {
-    "wrappers": ({name: case for name, case in {**RULES, **FORMATS}.items() if name in FIRST}, WRAPPERS),
+    "wrappers": (
+        {name: case for name, case in {**RULES, **FORMATS}.items() if name in FIRST},
+        WRAPPERS,
+    ),
     "products": (PRODUCTS, {"FSDP2": (4,), "EP x FSDP 2x2": (4,)}),
     "kinds": (OF_KINDS, OVER_KINDS),
-}  # fmt: skip
+}
 
 
 # A recording, and `make matrix`, run every cell.
@@ -174,7 +198,10 @@ class Run:
 
     def weights(self) -> dict[str, torch.Tensor]:
         """What torch.distributed.checkpoint saves, and loads in place but for flat shards."""
-        return {name: whole_weight(p) if isinstance(p, sharding.FlatShard) else p.detach() for name, p in self.params().items()}  # fmt: skip
+        return {
+            name: whole_weight(p) if isinstance(p, sharding.FlatShard) else p.detach()
+            for name, p in self.params().items()
+        }
 
     @torch.no_grad()
     def take_weights(self, loaded: dict[str, torch.Tensor]) -> None:
@@ -185,7 +212,9 @@ class Run:
                 p.value.copy_(loaded[name].reshape(-1)[begin:end])
 
     def unequal(self, want: Kept) -> list[str]:
-        """The parameters of which what is here are not the bytes of one process: weight or state."""
+        """The parameters of which what is here are not the bytes of one process: weight or
+        state.
+        """
         members = {name_of(p, name) for _, p, name, _ in self.opt.members()}
         wrong = wrappers_worker.unequal(self.opt, {name: want[name] for name in members})
         return wrong + [
@@ -212,7 +241,9 @@ def set_grads(run: Run, number: int) -> None:
 
 
 class Vectors(torch.nn.Module):
-    """This rank's part of each unit's parameters in one vector, as ZeRO cuts them, and the slices that `lowbit.flat.bind` takes."""
+    """This rank's part of each unit's parameters in one vector, as ZeRO cuts them, and the slices
+    that `lowbit.flat.bind` takes.
+    """
 
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__()
@@ -225,7 +256,9 @@ class Vectors(torch.nn.Module):
             for key, p in params.items():
                 offset, length = sharding.sections(begin, p.numel(), size, ranks)[rank]
                 begin += p.numel()
-                places.append((f"{unit}.{key}", tuple(p.shape), offset, length, sum(map(len, pieces))))  # fmt: skip
+                places.append(
+                    (f"{unit}.{key}", tuple(p.shape), offset, length, sum(map(len, pieces)))
+                )
                 piece = p.detach().reshape(-1)[offset : offset + length]
                 pieces += [piece, torch.zeros(2, dtype=p.dtype)]  # two of padding
             vector = torch.nn.Parameter(torch.cat(pieces))
@@ -234,7 +267,9 @@ class Vectors(torch.nn.Module):
 
 
 def built(wrapper: str, case: Case, seed: int = 0) -> Run:
-    """A run before its first step, of another weights by another seed. ValueError where lowbit refuses it."""
+    """A run before its first step, of another weights by another seed.
+    ValueError where lowbit refuses it.
+    """
     model = wrap.wrapped(wrap.Model(torch.bfloat16, seed, UNITS), wrapper)
     cls, options = case
     options = {"lr": 1e-2, "seed": 5, **options}

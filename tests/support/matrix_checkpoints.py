@@ -1,4 +1,6 @@
-"""What a rank does in test_matrix_products.py for the kinds of checkpoints: each saved under a wrapper, and loaded under the next one and in one process."""
+"""What a rank does in test_matrix_products.py for the kinds of checkpoints: each saved under a
+wrapper, and loaded under the next one and in one process.
+"""
 
 from __future__ import annotations
 
@@ -71,7 +73,8 @@ STATES: dict[str, tuple[Callable[[Run], dict[str, Any]], Callable[[Run, dict[str
     "flat": (flat_names, take_flat_names),
     "lowbit": (own, take_own),
 }
-# Kind: whose state dict, and by what it is written and read. "torch.save" is of what an optimizer has here.
+# Kind: whose state dict, and by what it is written and read.
+# "torch.save" is of what an optimizer has here.
 KINDS: dict[str, tuple[str, str]] = {
     "lowbit, torch's files": ("lowbit", "torch"),
     "lowbit, Writer": ("lowbit", "lowbit"),
@@ -102,7 +105,8 @@ def save(runs: Runs, kind: str, path: pathlib.Path) -> None:
         return save_here(runs, path)
     get = STATES[state][0]
     if state != "lowbit" and any(run.outer is not run.opt for run in runs.values()):
-        # torch makes the whole optimizer's state, which is empty, by a step with a learning rate of 0, and refuses afterwards.
+        # torch makes the whole optimizer's state, which is empty, by a step with a learning rate of
+        # 0, and refuses afterwards.
         runs = trained(ZERO, seed=1)
     saved = {name: {"model": model_of(run), "optim": get(run)} for name, run in runs.items()}
     if storage == "lowbit":
@@ -140,7 +144,9 @@ def save_here(runs: Runs, path: pathlib.Path) -> None:
         if run.outer is not run.opt:
             run.outer.consolidate_state_dict(to=0)
         mine = run.outer is run.opt or dist.get_rank() == 0
-        weights = {key: t.to_local() if hasattr(t, "to_local") else t for key, t in run.weights().items()}  # fmt: skip
+        weights = {
+            key: t.to_local() if hasattr(t, "to_local") else t for key, t in run.weights().items()
+        }
         saved[name] = {"model": weights, "optim": run.outer.state_dict() if mine else None}
     path.mkdir(exist_ok=True)
     torch.save(saved, path / f"{dist.get_rank()}.pt")
@@ -178,10 +184,18 @@ def refused(what: Callable[[], None]) -> str | None:
     return next(filter(None, every), None)
 
 
-def kinds(folder: str, place: Place, sources: dict[str, Place]) -> tuple[dict[str, str], dict[str, list[str]]]:  # fmt: skip
-    """Per kind what is refused, at saving or at loading; else what is not equal after 10 steps, after loading what a source saved, and 2 steps later."""
+def kinds(
+    folder: str, place: Place, sources: dict[str, Place]
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """Per kind what is refused, at saving or at loading; else what is not equal after 10 steps,
+    after loading what a source saved, and 2 steps later.
+    """
     runs = trained(place[0])
-    at_ten = [f"{name}: {each}" for name, run in runs.items() for each in run.unequal(alone("kinds", folder)[10][name])]  # fmt: skip
+    at_ten = [
+        f"{name}: {each}"
+        for name, run in runs.items()
+        for each in run.unequal(alone("kinds", folder)[10][name])
+    ]
     said: dict[str, str] = {}
     for kind in KINDS:
         if words := refused(lambda kind=kind: save(runs, kind, path_of(folder, kind, place))):
@@ -203,7 +217,9 @@ def kinds(folder: str, place: Place, sources: dict[str, Place]) -> tuple[dict[st
 
 
 def sources_of(kind: str, place: Place, sources: dict[str, Place]) -> list[Place]:
-    """Stages, of which no rank has every parameter, load what they saved too: dcp keeps one rank's groups of nested names."""
+    """Stages, of which no rank has every parameter,
+    load what they saved too: dcp keeps one rank's groups of nested names.
+    """
     if not KINDS[kind][0]:
         return [place]
     return [sources.get(kind, ONE), *([place] if place[0].startswith("pipeline") else [])]
@@ -223,7 +239,9 @@ def resumed(folder: str, wrapper: str, kind: str, source: Place) -> tuple[str | 
 
 
 def one_process_loads(folder: str, sources: list[tuple[str, Place]]) -> list[str]:
-    """What is not equal after one process has loaded these kinds from these places, and 2 steps later."""
+    """What is not equal after one process has loaded these kinds from these places,
+    and 2 steps later.
+    """
     wrong = []
     for kind, place in sources:
         words, found = resumed(folder, "single", kind, place)

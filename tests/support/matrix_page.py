@@ -1,4 +1,6 @@
-"""The matrix in docs/sharding-matrix.md, written from what test_matrix.py, test_matrix_rows.py and test_matrix_products.py found: matrix*.json beside them."""
+"""The matrix in docs/sharding-matrix.md, written from what test_matrix.py, test_matrix_rows.py and
+test_matrix_products.py found: matrix*.json beside them.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ from matrix_run import SAME
 from matrix_worker import MORE_RANKS
 from paths import ROOT
 
-# By the name of the table. "first" is wrapper -> case -> SAME or a refusal; the others are as matrix_run gives them.
+# By the name of the table. "first" is wrapper -> case -> SAME or a refusal;
+# the others are as matrix_run gives them.
 FILES = {
     "first": ROOT / "tests/sharding/matrix.json",
     "wrappers": ROOT / "tests/sharding/matrix_rows.json",
@@ -36,25 +39,40 @@ Columns = dict[str, tuple[str, ...]]  # title -> the cases that are one column
 # The columns of each table: rule families with their cases, and formats.
 FIRST: dict[str, Columns] = {
     "Rules": {
-        "AdamW, Lion": ("AdamW", "Lion"), "SGD, RMSprop, Adagrad": ("SGD", "RMSprop", "Adagrad"),
-        "Adam, AdEMAMix, cautious": ("Adam", "AdEMAMix", "cautious AdamW", "cautious Lion"), "Schedule-Free": ("Schedule-Free",),
+        "AdamW, Lion": ("AdamW", "Lion"),
+        "SGD, RMSprop, Adagrad": ("SGD", "RMSprop", "Adagrad"),
+        "Adam, AdEMAMix, cautious": ("Adam", "AdEMAMix", "cautious AdamW", "cautious Lion"),
+        "Schedule-Free": ("Schedule-Free",),
     },
     "Rules that reduce": {
-        "Adafactor, CAME": ("Adafactor", "CAME"), "LAMB, LARS": ("LAMB", "LARS"), "APOLLO, Fira": ("APOLLO", "Fira"), "Muon": ("Muon",),
+        "Adafactor, CAME": ("Adafactor", "CAME"),
+        "LAMB, LARS": ("LAMB", "LARS"),
+        "APOLLO, Fira": ("APOLLO", "Fira"),
+        "Muon": ("Muon",),
     },
     "Formats": {
-        "8bit, log8, fp8": ("AdamW", "log8", "fp8"), "4bit": ("4bit",), "lpmm4": ("lpmm4",), "factored8": ("factored8",),
-        "column scales": ("column scales",), "Kahan, split8": ("Kahan", "split8"),
+        "8bit, log8, fp8": ("AdamW", "log8", "fp8"),
+        "4bit": ("4bit",),
+        "lpmm4": ("lpmm4",),
+        "factored8": ("factored8",),
+        "column scales": ("column scales",),
+        "Kahan, split8": ("Kahan", "split8"),
     },
-}  # fmt: skip
+}
 # What more ranks run.
-OF_EACH_COLUMN = [*dict.fromkeys(cases[0] for columns in FIRST.values() for cases in columns.values())]  # fmt: skip
+OF_EACH_COLUMN = [
+    *dict.fromkeys(cases[0] for columns in FIRST.values() for cases in columns.values())
+]
 # The columns of more rows: the first case of those that behave alike.
 MORE: dict[str, Columns] = {
     "Rules (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_RULES.values()},
     "Rules that reduce (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_REDUCING.values()},
-    "Formats (ranks)": {cases[0]: (cases[0],) for cases in COLUMNS_OF_FORMATS.values() if cases[0] not in COLUMNS_OF_RULES["Adam, AdamW, Lion, AdEMAMix"]},
-}  # fmt: skip
+    "Formats (ranks)": {
+        cases[0]: (cases[0],)
+        for cases in COLUMNS_OF_FORMATS.values()
+        if cases[0] not in COLUMNS_OF_RULES["Adam, AdamW, Lion, AdEMAMix"]
+    },
+}
 # Of the kinds of checkpoints: a column's title, and its kinds.
 COLUMNS_OF_KINDS: Columns = {
     "nested": ("nested, torch's files", "nested, Writer"),
@@ -65,15 +83,22 @@ COLUMNS_OF_KINDS: Columns = {
 }
 # What is longer than what it means.
 SHORTER = {
-    r"^RuntimeError: Optimizer state has not been consolidated.*": "torch: Optimizer state has not been consolidated on this rank",
-    r"^(at loading what pipeline[^:]* saved: ValueError: (group 0|no group) of the state dict has|CheckpointError: ranks \d+ and \d+ have other parameters) .*":
-        "torch.distributed.checkpoint keeps one rank's param_groups: Writer refuses to save them, and a stage that loads what torch's writer saved raises "
-        "ValueError. Save flat names: [pipeline.md](pipeline.md)",
-}  # fmt: skip
+    r"^RuntimeError: (Optimizer state has not been consolidated).*": r"torch: \1 on this rank",
+    (
+        r"^(at loading what pipeline[^:]* saved: ValueError: (group 0|no group) of the state dict "
+        r"has|CheckpointError: ranks \d+ and \d+ have other parameters) .*"
+    ): (
+        "torch.distributed.checkpoint keeps one rank's param_groups: Writer refuses to save them, "
+        "and a stage that loads what torch's writer saved raises ValueError. Save flat names: "
+        "[pipeline.md](pipeline.md)"
+    ),
+}
 
 
 def general(words: str) -> str:
-    """A refusal without the parameter's name and numbers, so that those of two parameters are one."""
+    """A refusal without the parameter's name and numbers,
+    so that those of two parameters are one.
+    """
     for pattern, meant in SHORTER.items():
         words = re.sub(pattern, meant, words)
     return re.sub(r"(?<=parameter )('[^']+'|\d+)|(?<=\[)'[^']+'(?=\])", "NAME", words)
@@ -87,7 +112,13 @@ class Refusals:
 
     def cell(self, said: Iterable[str], where: str) -> str:
         said = list(said)
-        refused = sorted({self.numbers.setdefault(general(words), len(self.numbers) + 1) for words in said if words != SAME})  # fmt: skip
+        refused = sorted(
+            {
+                self.numbers.setdefault(general(words), len(self.numbers) + 1)
+                for words in said
+                if words != SAME
+            }
+        )
         if not refused:
             return SAME
         assert SAME not in said, f"{where}: some of these are served and some refused: {said}"
@@ -96,36 +127,52 @@ class Refusals:
     def lines(self) -> list[str]:
         made = []
         for words, number in self.numbers.items():
-            made += textwrap.wrap(f"{number}. {words}", 118, subsequent_indent="   ", break_on_hyphens=False)  # fmt: skip
+            made += textwrap.wrap(
+                f"{number}. {words}", 118, subsequent_indent="   ", break_on_hyphens=False
+            )
         return made
 
 
-def rows(title: str, columns: Iterable[str], labels: dict[str, str], cell: Callable[[str, str], str]) -> list[str]:  # fmt: skip
+def rows(
+    title: str, columns: Iterable[str], labels: dict[str, str], cell: Callable[[str, str], str]
+) -> list[str]:
     """A table; `cell` of a row's key and a column."""
     columns = list(columns)
     lines = [f"| {title} | {' | '.join(columns)} |", "|" + "---|" * (len(columns) + 1)]
-    lines += [f"| {label} | {' | '.join(cell(key, column) for column in columns)} |" for key, label in labels.items()]  # fmt: skip
+    lines += [
+        f"| {label} | {' | '.join(cell(key, column) for column in columns)} |"
+        for key, label in labels.items()
+    ]
     return [*lines, ""]
 
 
 def ranks_of_first() -> str:
     """What the numbers of ranks of the first tables are."""
-    more = [f"{wrapper} on {' and '.join(map(str, counts))}" for wrapper, counts in MORE_RANKS.items()]  # fmt: skip
+    more = [
+        f"{wrapper} on {' and '.join(map(str, counts))}" for wrapper, counts in MORE_RANKS.items()
+    ]
     return (
-        "These rows have 2 ranks, or the 4 of their mesh. On more ranks, too, the first rule or format of each column ends in the same cell, "
-        f"and loads what fewer ranks saved: {', '.join(more)}."
+        "These rows have 2 ranks, or the 4 of their mesh. On more ranks, too, the first rule or "
+        "format of each column ends in the same cell, and loads what fewer ranks saved: "
+        f"{', '.join(more)}."
     )
 
 
 def matrix(found: Found) -> str:
     """The tables and the refusals that they number."""
     refusals, lines = Refusals(), []
-    more = {f"{wrapper} ({ranks})": said for wrapper, by in found["wrappers"].items() for ranks, said in by.items()}  # fmt: skip
+    more = {
+        f"{wrapper} ({ranks})": said
+        for wrapper, by in found["wrappers"].items()
+        for ranks, said in by.items()
+    }
     for tables, cells in ((FIRST, found["first"]), (MORE, more)):
         for title, columns in tables.items():
 
             def of_cases(wrapper: str, column: str, columns=columns, cells=cells) -> str:
-                return refusals.cell([cells[wrapper][case] for case in columns[column]], f"{wrapper}, {column}")  # fmt: skip
+                return refusals.cell(
+                    [cells[wrapper][case] for case in columns[column]], f"{wrapper}, {column}"
+                )
 
             lines += rows(title, columns, {wrapper: wrapper for wrapper in cells}, of_cases)
         if tables is FIRST:
@@ -177,7 +224,9 @@ def in_run(which: str, known: Any) -> Any:
 
 
 def same_as_recorded(which: str, found: Any, record: bool) -> None:
-    """AssertionError where a cell is not what is recorded; with `record` it is written, and the page once every table has its file."""
+    """AssertionError where a cell is not what is recorded; with `record` it is written, and the
+    page once every table has its file.
+    """
     if record:
         FILES[which].write_text(json.dumps(found, indent=1) + "\n")
         if all(path.exists() for path in FILES.values()):

@@ -1,4 +1,6 @@
-"""What a rank does in test_matrix_rows.py: each rule and format under a wrapper, trained, saved and loaded, beside one process."""
+"""What a rank does in test_matrix_rows.py: each rule and format under a wrapper, trained, saved and
+loaded, beside one process.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def path_of(folder: str, table: str, place: Place) -> pathlib.Path:
 
 
 def one_process(table: str, folder: str) -> dict[str, str]:
-    """Writes what one process has after 10 and after 12 steps, and its checkpoint. What it refuses itself, at construction."""
+    """Writes what one process has after 10 and after 12 steps, and its checkpoint.
+    What it refuses itself, at construction.
+    """
     runs, said = {}, {}
     for name, case in TABLES[table][0].items():
         try:
@@ -63,8 +67,9 @@ def cells(
     not_alone: list[str],
     not_before: list[str],
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What is refused at construction, with the words; and what is not equal after 10 steps, after loading what `before` saved (one process where
-    that one has not the case), and 2 steps later. Saves."""
+    """What is refused at construction, with the words; and what is not equal after 10 steps, after
+    loading what `before` saved (one process where that one has not the case), and 2 steps later.
+    Saves."""
     said, runs = {}, {}
     for name, case in cases_in_run(table, *place).items():
         if name in not_alone:
@@ -109,14 +114,18 @@ def loaded(
         ten, twelve = (alone(table, folder)[end][name] for end in (10, 12))
         wrong[name] = [f"{each}, loaded from {source}" for each in run.unequal(ten)]
         run.steps(10, 12)
-        wrong[name] += [f"{each}, 2 steps after loading from {source}" for each in run.unequal(twelve)]  # fmt: skip
+        wrong[name] += [
+            f"{each}, 2 steps after loading from {source}" for each in run.unequal(twelve)
+        ]
     return wrong
 
 
 def in_one_process(
     table: str, folder: str, sources: dict[Place, list[str]]
 ) -> dict[str, list[str]]:
-    """What is not equal after one process has loaded these cases of each of these places, and 2 steps later."""
+    """What is not equal after one process has loaded these cases of each of these places,
+    and 2 steps later.
+    """
     wrong: dict[str, list[str]] = {}
     for source, names in sources.items():
         for name, found in loaded(table, folder, "single", source, names).items():

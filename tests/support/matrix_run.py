@@ -1,4 +1,6 @@
-"""The tables of the matrix as test_matrix_rows.py and test_matrix_products.py find them: which ranks do what, in which order, and what they found in common."""
+"""The tables of the matrix as test_matrix_rows.py and test_matrix_products.py find them: which
+ranks do what, in which order, and what they found in common.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def of_all(answers: list[tuple[Words, dict[str, list[str]]]]) -> tuple[Words, di
 
 
 def table(pool: Pool, which: str) -> dict[str, dict[str, Words]]:
-    """Wrapper -> number of ranks -> case -> SAME, the words of the refusal, or the words of one process where it refuses the case itself."""
+    """Wrapper -> number of ranks -> case -> SAME, the words of the refusal, or the words of one
+    process where it refuses the case itself.
+    """
     folder = pool.folder
     not_alone: Words = pool.run(1, "matrix_rows_worker", "one_process", which, folder)[0]
     before, not_before = ONE, list(not_alone)
@@ -35,11 +39,23 @@ def table(pool: Pool, which: str) -> dict[str, dict[str, Words]]:
         found[wrapper] = {}
         for ranks in counts:
             place = (wrapper, ranks)
-            answers = pool.run(ranks, "matrix_rows_worker", "cells", which, folder, place, before, list(not_alone), not_before)  # fmt: skip
+            answers = pool.run(
+                ranks,
+                "matrix_rows_worker",
+                "cells",
+                which,
+                folder,
+                place,
+                before,
+                list(not_alone),
+                not_before,
+            )
             said, wrong = of_all(answers)
             bad |= {(*place, name): sorted(each) for name, each in wrong.items() if each}
             cases = cases_in_run(which, *place)
-            found[wrapper][str(ranks)] = {name: {**not_alone, **said}.get(name, SAME) for name in cases}  # fmt: skip
+            found[wrapper][str(ranks)] = {
+                name: {**not_alone, **said}.get(name, SAME) for name in cases
+            }
             served = [name for name in cases if found[wrapper][str(ranks)][name] == SAME]
             before, not_before = place, [name for name in TABLES[which][0] if name not in served]
             if ranks == counts[0]:

@@ -1,4 +1,6 @@
-"""What a rank does in test_matrix.py: each rule and format under a wrapper, trained, saved and loaded, beside one process."""
+"""What a rank does in test_matrix.py: each rule and format under a wrapper, trained, saved and
+loaded, beside one process.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,20 @@ UNITS = {
     "experts": {"up": (4, 40, 32), "down": (4, 32, 40)},
     "last": {"wide": (36, 256), "bias": (7,)},
 }
-# Wrapper: ranks, as few as show it. More of them, by HSDP, columns and with CPU offload: test_wrappers.py.
+# Wrapper: ranks, as few as show it. More of them, by HSDP,
+# columns and with CPU offload: test_wrappers.py.
 WRAPPERS = {
-    "DDP": 2, "FSDP1 orig": 2, "FSDP1 flat": 2, "FSDP2": 2, "TP x FSDP 2x2 row": 4, "EP": 2, "EP x FSDP 2x2": 4, "pipeline": 2,
-}  # fmt: skip
-# More ranks for one case of each column of the page: 3 divide no dimension of the model but 36 rows, and leave one rank no expert.
+    "DDP": 2,
+    "FSDP1 orig": 2,
+    "FSDP1 flat": 2,
+    "FSDP2": 2,
+    "TP x FSDP 2x2 row": 4,
+    "EP": 2,
+    "EP x FSDP 2x2": 4,
+    "pipeline": 2,
+}
+# More ranks for one case of each column of the page: 3 divide no dimension of the model but 36
+# rows, and leave one rank no expert.
 MORE_RANKS = {"DDP": (3,), "FSDP1 flat": (3,), "FSDP2": (3, 4), "EP": (3,)}
 
 
@@ -56,10 +67,12 @@ RULES = {
 }
 FORMATS = {
     **{name: _adamw(state_format=name) for name in ("4bit", "fp8", "log8", "lpmm4", "factored8")},
-    "column scales": functools.partial(lowbit.Lion, state_format=lowbit.scaled("linear8", scale="column")),
+    "column scales": functools.partial(
+        lowbit.Lion, state_format=lowbit.scaled("linear8", scale="column")
+    ),
     "Kahan": _adamw(param_format="bfloat16_kahan"),
     "split8": _adamw(param_format="bfloat16_split8"),
-}  # fmt: skip
+}
 CASES = {**RULES, **FORMATS}
 
 
@@ -89,14 +102,22 @@ def differs(opt, want: Kept) -> list[str]:
 
 
 def saved_of(model, opt) -> tuple[dict, dict]:
-    """Weights and state, under the names that all wrappers save them by; and what a rule keeps in its group."""
+    """Weights and state, under the names that all wrappers save them by;
+    and what a rule keeps in its group.
+    """
     state = fsdp1.get_state_dict(opt)
-    group = {key: value for key, value in state["param_groups"][0].items() if not key.startswith("param")}  # fmt: skip
+    group = {
+        key: value for key, value in state["param_groups"][0].items() if not key.startswith("param")
+    }
     return {"model": get_model_state_dict(model)}, {"state": state["state"], "group": group}
 
 
-def train(wrapper: str, names: list[str], folder: str, save_as: str) -> tuple[dict[str, str], dict[str, list[str]]]:  # fmt: skip
-    """What is refused at construction, with the words; and what is not equal after 10 steps, by case. Saves."""
+def train(
+    wrapper: str, names: list[str], folder: str, save_as: str
+) -> tuple[dict[str, str], dict[str, list[str]]]:
+    """What is refused at construction, with the words; and what is not equal after 10 steps,
+    by case. Saves.
+    """
     said, wrong, saved = {}, {}, {}
     for name in names:
         try:
@@ -113,7 +134,9 @@ def train(wrapper: str, names: list[str], folder: str, save_as: str) -> tuple[di
 
 
 def resume(wrapper: str, sources: dict[str, list[str]], folder: str) -> dict[str, list[str]]:
-    """What is not equal after loading these cases of what other wrappers saved, and 2 steps later."""
+    """What is not equal after loading these cases of what other wrappers saved,
+    and 2 steps later.
+    """
     wrong: dict[str, list[str]] = {}
     for source, names in sources.items():
         runs = {name: built(wrapper, name, seed=1) for name in names}

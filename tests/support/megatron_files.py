@@ -1,5 +1,7 @@
-"""Directories as Megatron-Core's dist_checkpointing writes them (0.16.1, torch_dist), by a writer of ours that follows its source: flat names without
-paths, chunks of tensor parallel ranks, and common.pt beside them. tests/golden/megatron_core.tar.xz holds ones that the package itself wrote."""
+"""Directories as Megatron-Core's dist_checkpointing writes them (0.16.1, torch_dist), by a writer
+of ours that follows its source: flat names without paths, chunks of tensor parallel ranks, and
+common.pt beside them. tests/golden/megatron_core.tar.xz holds ones that the package itself wrote.
+"""
 
 import argparse
 import json
@@ -9,8 +11,18 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 SHAPES = {"embedding.weight": (12, 4), "fc1.weight": (8, 4), "fc1.bias": (8,)}
-GROUP = {"wd_mult": 1.0, "lr_mult": 1.0, "is_expert_parallel": False, "is_decoupled_lr": False, "max_lr": 0.01, "min_lr": None,
-         "lr": 0.01, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1}  # fmt: skip
+GROUP = {
+    "wd_mult": 1.0,
+    "lr_mult": 1.0,
+    "is_expert_parallel": False,
+    "is_decoupled_lr": False,
+    "max_lr": 0.01,
+    "min_lr": None,
+    "lr": 0.01,
+    "betas": (0.9, 0.95),
+    "eps": 1e-8,
+    "weight_decay": 0.1,
+}
 
 
 def numbers(name, state):
@@ -21,7 +33,9 @@ def numbers(name, state):
 
 
 def flattened(x, grid):
-    """As Megatron-Core before 0.14 kept the parts of a distributed optimizer: [X, Y] in a grid of [x, y] as [X / x, Y / y, x * y]."""
+    """As Megatron-Core before 0.14 kept the parts of a distributed optimizer: [X, Y] in a grid of
+    [x, y] as [X / x, Y / y, x * y].
+    """
     parts = [n // cut for n, cut in zip(x.shape, grid, strict=True)]
     split = x.reshape([k for pair in zip(grid, parts, strict=True) for k in pair])
     order = [*range(0, split.ndim, 2), *range(1, split.ndim, 2)]

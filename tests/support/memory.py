@@ -16,8 +16,9 @@ def named(rows, cols, count, dtype=torch.bfloat16):
 
 
 def peak_bytes(run) -> int:
-    """The most that torch's CPU allocator has held at one time during `run()`, above what it held before: every tensor, temporaries included, from the
-    profiler's record of each allocation and release."""
+    """The most that torch's CPU allocator has held at one time during `run()`, above what it held
+    before: every tensor, temporaries included, from the profiler's record of each allocation and
+    release."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as prof:
         run()
     events = [e for e in prof.profiler.kineto_results.events() if e.name() == "[memory]"]

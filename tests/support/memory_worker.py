@@ -1,7 +1,9 @@
-"""memory_worker.py VERB FOLDER: a save or a load in a process of its own, and the most memory that the process held during it.
+"""memory_worker.py VERB FOLDER: a save or a load in a process of its own, and the most memory that
+the process held during it.
 
-Prints [bytes of the state, bytes above what was held before]. A process that ran other tests keeps what they freed, and
-gives different numbers each time. The verb is first run on a small net, for what is imported and made at the first use.
+Prints [bytes of the state, bytes above what was held before]. A process that ran other tests keeps
+what they freed, and gives different numbers each time. The verb is first run on a small net, for
+what is imported and made at the first use.
 """
 
 import ctypes
@@ -38,7 +40,9 @@ def rss(field):
 
 
 def peak_rss(run):
-    """Bytes that the process holds at most during `run()`, above what it held before: what C++ and mapped files take too."""
+    """Bytes that the process holds at most during `run()`,
+    above what it held before: what C++ and mapped files take too.
+    """
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or what was freed before is taken again, unseen
     before = rss("VmRSS")

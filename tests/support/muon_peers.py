@@ -1,7 +1,9 @@
-"""Files of the Muons that are on no package index: Keller Jordan's (github.com/KellerJordan/Muon, commit 00ba60d3), Moonlight's
-(MoonshotAI/Moonlight, examples/toy_train.py, commit abaa96ec) and Dion's (microsoft/dion, dion/muon.py, commit 0c205499).
+"""Files of the Muons that are on no package index: Keller Jordan's (github.com/KellerJordan/Muon,
+commit 00ba60d3), Moonlight's (MoonshotAI/Moonlight, examples/toy_train.py, commit abaa96ec) and
+Dion's (microsoft/dion, dion/muon.py, commit 0c205499).
 
-The stand-ins below keep what those keep: the keys of state and groups, and the recurrences of the moments. They change no weights.
+The stand-ins below keep what those keep: the keys of state and groups, and the recurrences of the
+moments. They change no weights.
 """
 
 from typing import Any
@@ -60,8 +62,21 @@ def keller() -> dict[str, Any]:
     for i, name in enumerate(OTHERS, len(SHAPES)):
         m, v = moments(name)
         state[i] = {"exp_avg": m, "exp_avg_sq": v, "step": STEPS}
-    muon = {"params": len(SHAPES), "use_muon": True, "lr": 0.02, "momentum": MU, "weight_decay": 0.01}  # fmt: skip
-    adam = {"params": len(OTHERS), "use_muon": False, "lr": 3e-4, "betas": BETAS, "eps": 1e-10, "weight_decay": 0.02}  # fmt: skip
+    muon = {
+        "params": len(SHAPES),
+        "use_muon": True,
+        "lr": 0.02,
+        "momentum": MU,
+        "weight_decay": 0.01,
+    }
+    adam = {
+        "params": len(OTHERS),
+        "use_muon": False,
+        "lr": 3e-4,
+        "betas": BETAS,
+        "eps": 1e-10,
+        "weight_decay": 0.02,
+    }
     return {"state": state, "param_groups": numbered(muon, adam)}
 
 
@@ -73,9 +88,15 @@ def moonlight() -> dict[str, Any]:
         m, v = moments(name)
         state[i] = {"use_muon": False, "step": STEPS, "moment1": m, "moment2": v}
     group = {
-        "params": len(NAMES), "lr": 1e-3, "wd": 0.1, "momentum": MU, "nesterov": True, "ns_steps": 5,
-        "adamw_betas": BETAS, "adamw_eps": 1e-8,
-    }  # fmt: skip
+        "params": len(NAMES),
+        "lr": 1e-3,
+        "wd": 0.1,
+        "momentum": MU,
+        "nesterov": True,
+        "ns_steps": 5,
+        "adamw_betas": BETAS,
+        "adamw_eps": 1e-8,
+    }
     return {"state": state, "param_groups": numbered(group)}
 
 
@@ -85,9 +106,16 @@ def dion(adjust_lr: str | None = "rms_norm") -> dict[str, Any]:
         m, v = moments(name)
         state[i] = {"momentum": m, "variance": v}
     shared = {
-        "mu": MU, "beta1": BETAS[0], "beta2": BETAS[1], "weight_decay": 0.01, "step": STEPS, "epsilon": 1e-8,
-        "nesterov": False, "flatten": False, "adjust_lr": adjust_lr,
-    }  # fmt: skip
+        "mu": MU,
+        "beta1": BETAS[0],
+        "beta2": BETAS[1],
+        "weight_decay": 0.01,
+        "step": STEPS,
+        "epsilon": 1e-8,
+        "nesterov": False,
+        "flatten": False,
+        "adjust_lr": adjust_lr,
+    }
     muon = {"params": len(SHAPES), "lr": 0.01, "algorithm": "muon", **shared}
     adamw = {"params": len(OTHERS), "lr": 3e-4, "algorithm": "adamw", **shared}
     return {"state": state, "param_groups": numbered(muon, adamw)}

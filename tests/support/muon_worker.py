@@ -1,4 +1,6 @@
-"""What a rank does in test_muon_sharding.py: Muon on sharded matrices beside the same in one process."""
+"""What a rank does in test_muon_sharding.py: Muon on sharded matrices beside the same in one
+process.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,8 @@ STEPS = 4
 # Of the grid: those of which nobody else keeps the bits, a batch of pairs and a fused QKV.
 GRID = [(512, 2048), (2048, 512), (77, 1000), (1000, 77), (4, 96, 160), (3 * 128, 128)]
 LARGE_STEPS, GRID_STEPS = 2, 10  # the two large matrices take most of the time
-# The dimension that tensor parallelism cuts of each: columns, rows, rows of a batch's matrices. FSDP2 cuts dimension 0 again.
+# The dimension that tensor parallelism cuts of each: columns, rows, rows of a batch's matrices.
+# FSDP2 cuts dimension 0 again.
 TENSOR_PARALLEL = {0: 1, 1: 0, 2: 0, 3: 1, 4: 1, 5: 1, 6: 0}
 # Experts by expert parallelism, whose rows FSDP2 cuts.
 EXPERT_PARALLEL = {5: 0}
@@ -60,7 +63,12 @@ WAYS = {
 
 
 class Model(nn.Module):
-    def __init__(self, dtype: torch.dtype, place: Callable[[int, torch.Tensor], torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> None:  # fmt: skip
+    def __init__(
+        self,
+        dtype: torch.dtype,
+        place: Callable[[int, torch.Tensor], torch.Tensor],
+        shapes: Sequence[tuple[int, ...]],
+    ) -> None:
         super().__init__()
         for i, shape in enumerate(shapes):
             generator = torch.Generator().manual_seed(i)
@@ -69,16 +77,26 @@ class Model(nn.Module):
 
 
 def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
-    """A model and its optimizer. `kind`: how it is sharded, with the mesh's shape where that has two or three dimensions, such as "tp 2 2"."""
+    """A model and its optimizer. `kind`: how it is sharded, with the mesh's shape where that has
+    two or three dimensions, such as "tp 2 2".
+    """
     dtype = torch.bfloat16 if way == "kahan" else torch.float32
     ranks = dist.get_world_size() if dist.is_initialized() else 1
     shapes = GRID if way == "grid" else SHAPES
     kind, *sizes = kind.split()
-    names = {"fsdp2": ("s",), "hsdp": ("r", "s"), "tp": ("s", "t"), "ep": ("s", "t"), "columns": ("t",)}  # fmt: skip
+    names = {
+        "fsdp2": ("s",),
+        "hsdp": ("r", "s"),
+        "tp": ("s", "t"),
+        "ep": ("s", "t"),
+        "columns": ("t",),
+    }
     if kind in ("one", "ddp"):
         model = Model(dtype, lambda i, value: value, shapes)
     else:
-        mesh = init_device_mesh("cpu", tuple(map(int, sizes)) or (ranks,), mesh_dim_names=names[kind])  # fmt: skip
+        mesh = init_device_mesh(
+            "cpu", tuple(map(int, sizes)) or (ranks,), mesh_dim_names=names[kind]
+        )
         inner = {"tp": TENSOR_PARALLEL, "ep": EXPERT_PARALLEL, "columns": {5: 2, 0: 0, 1: 1}}.get(
             kind, {}
         )
@@ -95,11 +113,17 @@ def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
 
         model = Model(dtype, place, shapes)
         outer = tuple(name for name in names[kind] if name != "t")
-        by_columns = {p for i, p in enumerate(model.parameters()) if kind == "ep" and i in EXPERT_PARALLEL and not rows_alone}  # fmt: skip
+        by_columns = {
+            p
+            for i, p in enumerate(model.parameters())
+            if kind == "ep" and i in EXPERT_PARALLEL and not rows_alone
+        }
         if outer:
             fully_shard(
-            model, mesh=mesh[outer], shard_placement_fn=lambda p: Shard(1) if p in by_columns else None
-        )  # fmt: skip
+                model,
+                mesh=mesh[outer],
+                shard_placement_fn=lambda p: Shard(1) if p in by_columns else None,
+            )
     opt = lowbit.MuonWithAdamW(lowbit.muon_param_groups(model), lr=0.02, min_numel=0, **WAYS[way])
     return model, opt
 
@@ -130,7 +154,11 @@ def step(model: nn.Module, opt: torch.optim.Optimizer, t: int, without: str = ""
 
 
 def bits(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    return {f"{n} {which}": t.detach() for n, p in model.named_parameters() for which, t in [("", p), *opt.state[p].items()]}  # fmt: skip
+    return {
+        f"{n} {which}": t.detach()
+        for n, p in model.named_parameters()
+        for which, t in [("", p), *opt.state[p].items()]
+    }
 
 
 @functools.cache
@@ -142,8 +170,11 @@ def alone(way: str) -> dict[str, torch.Tensor]:
 
 
 def differing(found: dict[str, torch.Tensor], want: dict[str, torch.Tensor]) -> list[str]:
-    return [key for key in sorted(found.keys() | want.keys())
-            if key not in found or key not in want or not equal(found[key], want[key])]  # fmt: skip
+    return [
+        key
+        for key in sorted(found.keys() | want.keys())
+        if key not in found or key not in want or not equal(found[key], want[key])
+    ]
 
 
 @contextlib.contextmanager
@@ -165,8 +196,12 @@ def compare(kind: str, way: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> list
     return differing(bits(model, opt), alone(way))
 
 
-def grid(kind: str, file: pathlib.Path, settings: Sequence[tuple[str, int]], large: int = LARGE_STEPS) -> list[str]:  # fmt: skip
-    """What differs from one process, for each instruction set and number of threads. "one" writes the file."""
+def grid(
+    kind: str, file: pathlib.Path, settings: Sequence[tuple[str, int]], large: int = LARGE_STEPS
+) -> list[str]:
+    """What differs from one process, for each instruction set and number of threads.
+    "one" writes the file.
+    """
     before, found = lowbit.catalog()["isa"], []
     for isa, threads in settings:
         ops.set_isa(isa)
@@ -190,7 +225,9 @@ def grid(kind: str, file: pathlib.Path, settings: Sequence[tuple[str, int]], lar
 
 
 def surrounded(kind: str) -> list[str]:
-    """What differs from one process after clipping, under a scaler's divisor, and in a step that overflowed."""
+    """What differs from one process after clipping, under a scaler's divisor,
+    and in a step that overflowed.
+    """
     runs = []
     for where in (kind, "one"):
         model, opt = made(where, "normuon")
@@ -207,7 +244,9 @@ def surrounded(kind: str) -> list[str]:
 
 
 def parallel(kind: str) -> nn.Module:
-    """Two layers that tensor parallelism cuts by rows and by columns, under FSDP2; "one": the same in one process."""
+    """Two layers that tensor parallelism cuts by rows and by columns, under FSDP2;
+    "one": the same in one process.
+    """
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(24, 48), nn.ReLU(), nn.Linear(48, 24))
     if kind == "tp":
@@ -218,9 +257,14 @@ def parallel(kind: str) -> nn.Module:
 
 
 def trained(early: bool, micro: int) -> list[str]:
-    """What differs, under tensor parallelism, from the same steps of one process with the same gradients."""
+    """What differs, under tensor parallelism,
+    from the same steps of one process with the same gradients.
+    """
     model, plain = parallel("tp"), parallel("one")
-    opt, want = (lowbit.MuonWithAdamW(lowbit.muon_param_groups(m), lr=0.02, min_numel=0) for m in (model, plain))  # fmt: skip
+    opt, want = (
+        lowbit.MuonWithAdamW(lowbit.muon_param_groups(m), lr=0.02, min_numel=0)
+        for m in (model, plain)
+    )
     accumulator = lowbit.accumulate(model, "float32") if micro > 1 else None
     seen: dict[str, torch.Tensor] = {}
     if early:
@@ -252,7 +296,8 @@ def trained(early: bool, micro: int) -> list[str]:
 
 
 def collectives(kind: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> dict[str, Any]:
-    """Those of a step: each with the bytes that this rank sends, its ranks, and the ranks of all that have not finished before it.
+    """Those of a step: each with the bytes that this rank sends, its ranks, and the ranks of all
+    that have not finished before it.
 
     Of every exchange of a process group what this rank has and owns in bfloat16.
     """
@@ -260,7 +305,9 @@ def collectives(kind: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> dict[str, 
     step(model, opt, 0)
     seen: list[tuple[str, int, list[int], list[list[int]]]] = []
     running: list[list[int]] = []
-    names = [n for n in dir(dist) if n.startswith(("all_", "reduce", "broadcast", "gather", "scatter"))]  # fmt: skip
+    names = [
+        n for n in dir(dist) if n.startswith(("all_", "reduce", "broadcast", "gather", "scatter"))
+    ]
     before = {n: getattr(dist, n) for n in names if callable(getattr(dist, n))}
 
     def counted(name: str, *args: Any, **keywords: Any) -> Any:
@@ -290,21 +337,29 @@ def collectives(kind: str, numel: int = muon_step.MIN_ROUND_NUMEL) -> dict[str, 
     groups: dict[Any, list[Any]] = {}
     for _, p, lay in opt.laid_out():
         if getattr(lay, "spread", None) and not lay.home:
-            groups.setdefault(lay.group, []).append(types.SimpleNamespace(lay=lay, owners=opt._owners[p]))  # fmt: skip
+            groups.setdefault(lay.group, []).append(
+                types.SimpleNamespace(lay=lay, owners=opt._owners[p])
+            )
     exchanges = []
     with rounds_of(numel):
-        rounds = [(group, one) for group, several in groups.items() for one in muon_step._rounds(several)]  # fmt: skip
+        rounds = [
+            (group, one) for group, several in groups.items() for one in muon_step._rounds(several)
+        ]
     for group, several in rounds:
         me = dist.get_rank(group)
         owned = [(one.lay.spread, owner, one.lay) for one in several for owner in one.owners]
-        exchanges.append({
-            "has": sum(2 * b.numel(me) for b, owner, _ in owned if b.of_one_replica(me, owner)),
-            "owns": sum(2 * b.numel(r) for b, owner, _ in owned if owner == me for r in range(len(b.of))),
-            "costs": [(owner, lay.cost) for _, owner, lay in owned],
-            "bytes": sum(2 * math.prod(lay.part.shape[-2:]) for _, _, lay in owned),
-            "replicas": len(set(owned[0][0].replicas)),
-            "ranks": dist.get_process_group_ranks(group),
-        })  # fmt: skip
+        exchanges.append(
+            {
+                "has": sum(2 * b.numel(me) for b, owner, _ in owned if b.of_one_replica(me, owner)),
+                "owns": sum(
+                    2 * b.numel(r) for b, owner, _ in owned if owner == me for r in range(len(b.of))
+                ),
+                "costs": [(owner, lay.cost) for _, owner, lay in owned],
+                "bytes": sum(2 * math.prod(lay.part.shape[-2:]) for _, _, lay in owned),
+                "replicas": len(set(owned[0][0].replicas)),
+                "ranks": dist.get_process_group_ranks(group),
+            }
+        )
     return {"seen": seen, "exchanges": exchanges}
 
 
@@ -312,7 +367,10 @@ def saved(kind: str, folder: pathlib.Path) -> dict[str, dict[str, str]]:
     model, opt = made(kind, "normuon")
     for t in range(STEPS):
         step(model, opt, t)
-    dcp.save({"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}, checkpoint_id=folder)  # fmt: skip
+    dcp.save(
+        {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)},
+        checkpoint_id=folder,
+    )
     before = digests(model, opt)
     step(model, opt, STEPS)
     return {"before": before, "after": digests(model, opt)}
@@ -330,16 +388,24 @@ def loaded(kind: str, folder: pathlib.Path) -> dict[str, dict[str, str]]:
 
 
 def loaded_momentum() -> list[str]:
-    """What differs where torch's momentum is loaded into batches cut on dimension 1 and 2; statistics are made as well."""
+    """What differs where torch's momentum is loaded into batches cut on dimension 1 and 2;
+    statistics are made as well.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    value, momentum, grad = (torch.randn(4, 24, 40, generator=torch.Generator().manual_seed(i)) for i in range(3))  # fmt: skip
+    value, momentum, grad = (
+        torch.randn(4, 24, 40, generator=torch.Generator().manual_seed(i)) for i in range(3)
+    )
     found = []
     for state_format in ("8bit", "float32"):
         runs = []
         for dim in (None, 1, 2):
-            place = (lambda t: t) if dim is None else functools.partial(
-                distribute_tensor, device_mesh=mesh, placements=[Shard(dim)], src_data_rank=None
-            )  # fmt: skip
+            place = (
+                (lambda t: t)
+                if dim is None
+                else functools.partial(
+                    distribute_tensor, device_mesh=mesh, placements=[Shard(dim)], src_data_rank=None
+                )
+            )
             p = nn.Parameter(place(value.clone()))
             opt = lowbit.Muon([("w", p)], state_format=state_format, min_numel=0)
             state = opt.state_dict()
@@ -360,7 +426,10 @@ def of_some_ranks() -> list[str]:
         return []
     value = torch.randn(48, 200, generator=torch.Generator().manual_seed(0))
     runs = []
-    for place in (lambda t: distribute_tensor(t, mesh, [Shard(0), Shard(1)], src_data_rank=None), lambda t: t):  # fmt: skip
+    for place in (
+        lambda t: distribute_tensor(t, mesh, [Shard(0), Shard(1)], src_data_rank=None),
+        lambda t: t,
+    ):
         p = nn.Parameter(place(value.clone()))
         opt = lowbit.Muon([("w", p)], min_numel=0)
         for t in range(2):

@@ -1,4 +1,6 @@
-"""What files of other programs hold beside tensors: an optimizer's state, a call, and arrays of numpy to compare."""
+"""What files of other programs hold beside tensors: an optimizer's state, a call,
+and arrays of numpy to compare.
+"""
 
 import json
 
@@ -28,7 +30,11 @@ def optimizer():
 def same(a, b):
     """Whether two values with arrays are the same, types and dtypes too."""
     if isinstance(a, np.ndarray):
-        return type(b) is np.ndarray and a.dtype == b.dtype and np.array_equal(a, b, a.dtype.kind == "f")  # fmt: skip
+        return (
+            type(b) is np.ndarray
+            and a.dtype == b.dtype
+            and np.array_equal(a, b, a.dtype.kind == "f")
+        )
     if isinstance(a, (tuple, list)):
         return type(a) is type(b) and len(a) == len(b) and all(map(same, a, b))
     return type(a) is type(b) and a == b

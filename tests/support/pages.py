@@ -1,4 +1,6 @@
-"""The pages of the documentation: their blocks of code, and how a block of a terminal is run and compared."""
+"""The pages of the documentation: their blocks of code,
+and how a block of a terminal is run and compared.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,8 @@ class Block:
         language: behind the fence.
         text: what is between the fences.
         not_run: why it is not run, from a comment `<!-- not run: REASON -->` above it; "" if it is.
-        needs: packages without which it is not run, from `<!-- needs: PACKAGE, PACKAGE -->` above it.
+        needs: packages without which it is not run,
+            from `<!-- needs: PACKAGE, PACKAGE -->` above it.
     """
 
     page: str
@@ -69,10 +72,14 @@ def blocks_of(text: str, page: str) -> list[Block]:
             kind, what = said.groups() if said else ("", "")
             found.append(
                 Block(
-                    page, first, language, "\n".join(lines) + "\n",
-                    what if kind == "not run" else "", tuple(what.split(", ")) if kind == "needs" else (),
+                    page,
+                    first,
+                    language,
+                    "\n".join(lines) + "\n",
+                    what if kind == "not run" else "",
+                    tuple(what.split(", ")) if kind == "needs" else (),
                 )
-            )  # fmt: skip
+            )
             opened = None
         elif opened is not None:
             lines.append(line)
@@ -86,16 +93,24 @@ def blocks(path: pathlib.Path) -> list[Block]:
 
 
 def indented_code(text: str) -> list[str]:
-    """Lines of code that are marked by their indentation alone: neither a test nor a highlighter knows their language."""
+    """Lines of code that are marked by their indentation alone: neither a test nor a highlighter
+    knows their language.
+    """
     plain = re.sub(r"^ *```.*?^ *```", "", text, flags=re.S | re.M)
-    return [line for before, line in re.findall(r"^(.*)\n\n(    .*)$", plain, re.M) if not re.match(r" *([*]|\d+\.) |  ", before)]  # fmt: skip
+    return [
+        line
+        for before, line in re.findall(r"^(.*)\n\n(    .*)$", plain, re.M)
+        if not re.match(r" *([*]|\d+\.) |  ", before)
+    ]
 
 
 # A terminal
 
 
 def commands(block: Block) -> list[tuple[str, str | None]]:
-    """What a block types, and what it shows below each line: None where it shows nothing of the kind (bash)."""
+    """What a block types, and what it shows below each line: None where it shows nothing of the
+    kind (bash).
+    """
     if block.language == "bash":
         joined = block.text.replace("\\\n", " ")
         return [(line, None) for line in joined.splitlines() if line.strip()]
@@ -106,7 +121,9 @@ def commands(block: Block) -> list[tuple[str, str | None]]:
 
 
 def run(command: str) -> tuple[int, str]:
-    """Runs a command line as bash would. Returns its exit status and what it printed; `python -m lowbit` runs in this process."""
+    """Runs a command line as bash would. Returns its exit status and what it printed;
+    `python -m lowbit` runs in this process.
+    """
     words = shlex.split(command, comments=True)
     if words[:2] == ["lowbit-ckpt", "convert"] or words[:2] == ["lowbit-ckpt", "reshard"]:
         remove(words[3])  # of an earlier block: a page may show the same line twice
@@ -116,8 +133,13 @@ def run(command: str) -> tuple[int, str]:
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
             return main(words[3:]), out.getvalue()
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
-    done = subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path}, text=True,
-                          capture_output=True, timeout=600)  # fmt: skip
+    done = subprocess.run(
+        ["bash", "-c", command],
+        env={**os.environ, "PATH": path},
+        text=True,
+        capture_output=True,
+        timeout=600,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
@@ -133,7 +155,9 @@ NUMBER = r"\d+\.\d+(?:e[+-]?\d+)?|\d+e[+-]?\d+"
 
 
 def alike(shown: str, printed: str) -> bool:
-    """Whether a page shows what was printed: a line `...` stands for any lines, and numbers with a point may differ by a tenth."""
+    """Whether a page shows what was printed: a line `...` stands for any lines, and numbers with a
+    point may differ by a tenth.
+    """
     pieces = [piece.strip("\n") for piece in re.split(r"^\.\.\.$", shown, flags=re.M)]
     at, lines = 0, printed.rstrip("\n").split("\n")
     for i, piece in enumerate(pieces):

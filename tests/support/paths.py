@@ -11,5 +11,7 @@ RECIPES = ROOT / "recipes"
 
 
 def for_build(folder: pathlib.Path) -> dict[str, str]:
-    """The environment of a build in a temporary folder: a ccache, where one is used, then finds the objects of an earlier folder."""
+    """The environment of a build in a temporary folder: a ccache, where one is used, then finds the
+    objects of an earlier folder.
+    """
     return {**os.environ, "CCACHE_BASEDIR": str(folder)}

@@ -1,5 +1,6 @@
-"""Files as FlashOptim, lpmm and adafactor-8bit write them, put together here: none of the three can be installed (two need CUDA to be imported at all).
-Their layouts are written down in the comments of tools/dialect; their numbers are those of tests/golden, which their own code left."""
+"""Files as FlashOptim, lpmm and adafactor-8bit write them, put together here: none of the three can
+be installed (two need CUDA to be imported at all). Their layouts are written down in the comments
+of tools/dialect; their numbers are those of tests/golden, which their own code left."""
 
 import shutil
 import subprocess
@@ -112,7 +113,9 @@ def expanded(codes, scales):
 
 
 def flash_state(moments, *, new, bits16, step=3, error=None):
-    """One parameter's entry. `moments`: name -> (codes, float16 scales). `new`: as 0.1.4, else as 0.1.3. `bits16`: the weight is bfloat16."""
+    """One parameter's entry. `moments`: name -> (codes, float16 scales). `new`: as 0.1.4, else as
+    0.1.3. `bits16`: the weight is bfloat16.
+    """
     entry = {"step": torch.tensor(step, dtype=torch.int64 if new else torch.float32)}
     for name, (codes, scales) in moments.items():
         entry[f"{name}::quantized"] = codes
@@ -164,9 +167,15 @@ def stand_in_for_yacs():
 def lpmm_config(rank1=False):
     def quantizer(scale, kind, is_signed):
         return CfgNode(
-            ENABLE=True, THRESHOLD=4096, BITS=4, SCALE_TYPE=CfgNode(DEFAULT=scale),
-            QUANT_TYPE=CfgNode(DEFAULT=kind), ROUND_TYPE="real-nearest", GROUP_SIZE=128, SIGNED=is_signed,
-        )  # fmt: skip
+            ENABLE=True,
+            THRESHOLD=4096,
+            BITS=4,
+            SCALE_TYPE=CfgNode(DEFAULT=scale),
+            QUANT_TYPE=CfgNode(DEFAULT=kind),
+            ROUND_TYPE="real-nearest",
+            GROUP_SIZE=128,
+            SIGNED=is_signed,
+        )
 
     second = quantizer("rank1" if rank1 else "group", "power-1", False)
     return CfgNode(QUANT=CfgNode(M=quantizer("group", "nonlinear", True), SQM=second))
@@ -182,15 +191,22 @@ def lpmm_qstate(qmap, shape, overhead):
 
 def lpmm_groups(qmap, shape, most):
     return lpmm_qstate(
-        qmap, shape, {"max1": torch.as_tensor(most).reshape(-1, 1), "scaled_shape": torch.Size([len(most), 128])}
-    )  # fmt: skip
+        qmap,
+        shape,
+        {
+            "max1": torch.as_tensor(most).reshape(-1, 1),
+            "scaled_shape": torch.Size([len(most), 128]),
+        },
+    )
 
 
 def lpmm_rank1(qmap, shape, most):
     dims = [torch.as_tensor(m) for m in most]
     return lpmm_qstate(
-        qmap, shape, {"dim": len(shape), "max_dims": dims, "max1": None, "scaled_shape": torch.Size(shape)}
-    )  # fmt: skip
+        qmap,
+        shape,
+        {"dim": len(shape), "max_dims": dims, "max1": None, "scaled_shape": torch.Size(shape)},
+    )
 
 
 def lpmm_file(entries, config=None):
@@ -207,10 +223,19 @@ def lpmm_file(entries, config=None):
 
 def adafactor_file(entries, top=None, **settings):
     group = {
-        "lr": 1e-2, "beta2": None, "beta2_decay": -0.8, "eps": (None, 1e-3), "d": 1.0, "weight_decay": 0.0,
-        "relative_step": True, "scale_parameter": True, "quantize": True, "block_size": 2048, "min_8bit_size": 4096,
+        "lr": 1e-2,
+        "beta2": None,
+        "beta2_decay": -0.8,
+        "eps": (None, 1e-3),
+        "d": 1.0,
+        "weight_decay": 0.0,
+        "relative_step": True,
+        "scale_parameter": True,
+        "quantize": True,
+        "block_size": 2048,
+        "min_8bit_size": 4096,
         **settings,
-    }  # fmt: skip
+    }
     return {
         "state": dict(enumerate(entries)),
         "param_groups": [{**group, "params": list(range(len(entries)))}],

@@ -1,12 +1,15 @@
 """What the tests of the peers' golden arrays share (tests/golden/README.md).
 
-Each family of tests runs three things from the same inputs: lowbit, the peer's rule re-derived in numpy with the peer's storage (which has to meet the
-golden arrays), and so knows for every step why a code differs. The reasons have names, and each test prints how many codes each of them explains:
+Each family of tests runs three things from the same inputs: lowbit, the peer's rule re-derived in
+numpy with the peer's storage (which has to meet the golden arrays), and so knows for every step why
+a code differs. The reasons have names, and each test prints how many codes each of them explains:
 
-* midpoint: the value lies within a few units in the last place of the middle between two codes, where the peer has another tie rule or its arithmetic
-  rounds differently (a scale that differs in its last bit included);
+* midpoint: the value lies within a few units in the last place of the middle between two codes,
+  where the peer has another tie rule or its arithmetic rounds differently (a scale that differs in
+  its last bit included);
 * zero: the peer stores a small positive second moment as zero, lowbit as the smallest step;
-* carried: the element was stored differently in an earlier step for one of the other reasons, and has gone another way since.
+* carried: the element was stored differently in an earlier step for one of the other reasons, and
+  has gone another way since.
 """
 
 import functools
@@ -47,7 +50,9 @@ def explain(name, differ, reasons):
 
 
 def near_midpoint(z, table, ulps=2):
-    """Where z lies within `ulps` units in the last place of the middle of two neighbouring entries."""
+    """Where z lies within `ulps` units in the last place of the middle of two neighbouring
+    entries.
+    """
     middles = (table[1:].astype(np.float64) + table[:-1]) / 2
     near = np.abs(z[..., None].astype(np.float64) - middles).min(axis=-1)
     return near <= ulps * np.spacing(np.abs(z)).astype(np.float64)
@@ -67,7 +72,9 @@ def entries(format):
     """What a format's codes mean at scale 1, in the order of the codes."""
     bits = ops.state_format(format)["bits"]
     codes = np.arange(1 << bits, dtype=np.uint8)
-    packed = np.packbits(np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little"), bitorder="little")  # fmt: skip
+    packed = np.packbits(
+        np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little"), bitorder="little"
+    )
     one = getattr(torch, ops.state_format(format)["scale_dtype"])
     blocks = -(-codes.size // 32)
     scales = torch.ones((1, blocks), dtype=one)
@@ -75,7 +82,9 @@ def entries(format):
 
 
 def unpack(codes, bits, *, high_first=False):
-    """Codes of one byte each; of 4 bits, element 0 is in the low half of a byte (lowbit, lpmm) or in the high one (torchao, adafactor-8bit)."""
+    """Codes of one byte each; of 4 bits, element 0 is in the low half of a byte (lowbit, lpmm) or
+    in the high one (torchao, adafactor-8bit).
+    """
     codes = np.asarray(codes).reshape(-1)
     if bits == 16:
         return codes.view(np.uint16).astype(np.int64)
@@ -96,7 +105,9 @@ def nearest(z, table, tie_up=True):
 
 
 class Stored(NamedTuple):
-    """A tensor in a peer's storage, flat: codes, scales, what was rounded to a code, and what is read back."""
+    """A tensor in a peer's storage, flat: codes, scales, what was rounded to a code,
+    and what is read back.
+    """
 
     codes: np.ndarray
     scale: np.ndarray
@@ -121,7 +132,9 @@ def blockwise(table, block, *, tie_up=True, floor=0.0, pick=nearest):
 
 
 def encoded(format, block):
-    """Blocks of the flattened tensor by lowbit's own codec: for tensors that a peer cuts into blocks across rows, which lowbit never does."""
+    """Blocks of the flattened tensor by lowbit's own codec: for tensors that a peer cuts into
+    blocks across rows, which lowbit never does.
+    """
 
     def store(x):
         codes, scale = ops.quantize(torch.tensor(x.reshape(1, -1)), format, block)
@@ -145,7 +158,8 @@ class Ours:
 
     Args:
         shape: the parameter's, where it is another than the array's.
-        outside: state that lowbit keeps in float32 and that is stored and read back here after each step.
+        outside: state that lowbit keeps in float32 and that is stored and read back here after each
+            step.
     """
 
     def __init__(self, optimizer, p0, *, shape=None, outside=None, dtype=torch.float32, **options):
@@ -216,13 +230,14 @@ def follow(name, ours, twin, gradients, slots, reasons=None):
     """Steps both and compares parameters and codes after each step.
 
     Args:
-        slots: for each moment (name, format, a function of the twin's `Stored` that says where it is undecided between two codes; None where the
-            moment has no codes).
-        reasons: called with the moment's index, our codes and the twin's `Stored`; gives more reasons.
+        slots: for each moment (name, format, a function of the twin's `Stored` that says where it
+            is undecided between two codes; None where the moment has no codes).
+        reasons: called with the moment's index, our codes and the twin's `Stored`;
+            gives more reasons.
 
     Returns:
-        Where an element of ours was stored differently in some step, and where the twin itself was undecided before the last step, so that the peer may
-        have gone another way.
+        Where an element of ours was stored differently in some step, and where the twin itself was
+        undecided before the last step, so that the peer may have gone another way.
     """
     carried, undecided = (np.zeros(ours.values.size, bool) for _ in range(2))
     for t, g in enumerate(gradients, 1):

@@ -1,4 +1,6 @@
-"""Random bits by the paper, in numpy (Salmon et al., SC11): Philox4x32 with 7 rounds, and the 16 bits of an element as csrc/core/random.h says."""
+"""Random bits by the paper, in numpy (Salmon et al., SC11): Philox4x32 with 7 rounds, and the 16
+bits of an element as csrc/core/random.h says.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def philox(counter, key):
 def random16(index, seed, step, stream):
     """The 16 bits of each global element in `index`, uint64 [...]."""
     group = index >> np.uint64(3)
-    words = philox((group & np.uint64(M32), group >> np.uint64(32), stream, seed >> 32), (seed & M32, step))  # fmt: skip
+    words = philox(
+        (group & np.uint64(M32), group >> np.uint64(32), stream, seed >> 32), (seed & M32, step)
+    )
     place = (index & np.uint64(7)).astype(np.int64)
     word = np.take_along_axis(words, (place >> 1)[..., None], axis=-1)[..., 0]
     return word >> (16 * (place & 1)).astype(np.uint64) & np.uint64(0xFFFF)

@@ -1,4 +1,6 @@
-"""What a rank does in test_pipeline.py: recipes/pipeline.py with any number of stages, each whole or sharded; what its stages have in the end."""
+"""What a rank does in test_pipeline.py: recipes/pipeline.py with any number of stages, each whole
+or sharded; what its stages have in the end.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,9 @@ def resumed(rules: list[str], schedule: str, stages: int, shards: int, folder: s
 
 
 def nested(folder: str) -> dict[str, str]:
-    """What is said where stages save nested names, in torch's way and in lowbit's, and load them again."""
+    """What is said where stages save nested names, in torch's way and in lowbit's,
+    and load them again.
+    """
     run = Run("8bit", "1F1B", 2, 1)
     run.advance(0, 1)
     said = {}
@@ -130,13 +134,15 @@ def nested(folder: str) -> dict[str, str]:
         assert run.digests() == before
 
     attempt(
-        "torch", lambda: get_optimizer_state_dict(run.part, run.opt),
+        "torch",
+        lambda: get_optimizer_state_dict(run.part, run.opt),
         lambda saved: set_optimizer_state_dict(run.part, run.opt, saved),
-    )  # fmt: skip
+    )
     attempt(
-        "lowbit", lambda: lowbit.flat.get_state_dict(run.opt),
+        "lowbit",
+        lambda: lowbit.flat.get_state_dict(run.opt),
         lambda saved: lowbit.flat.set_state_dict(run.opt, saved),
-    )  # fmt: skip
+    )
     return said
 
 
@@ -154,7 +160,9 @@ def counted_twice() -> str:
 
 
 def norms() -> list[str]:
-    """Norms over ranks with different parameters beside those of all of them, also where a rank has no gradient or no parameter."""
+    """Norms over ranks with different parameters beside those of all of them, also where a rank has
+    no gradient or no parameter.
+    """
     rank, ranks, wrong = dist.get_rank(), dist.get_world_size(), []
     params = [nn.Parameter(torch.zeros(n, 40, dtype=torch.bfloat16)) for n in (3, 50, 7, 11)]
     for i, p in enumerate(params):

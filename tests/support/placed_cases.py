@@ -1,4 +1,6 @@
-"""Every rule, state format, scale, preset and parameter format of the catalog, for tests that place one parameter; and products of them."""
+"""Every rule, state format, scale, preset and parameter format of the catalog, for tests that place
+one parameter; and products of them.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,15 @@ def formats() -> Iterator[tuple[str, Make]]:
         scales += ["row", "column", "tensor", "rank1"] if entry["cross_tile"] else []
         for scale in scales:
             block = {"block": 32 << i % 7} if scale == "block" else {}
-            spec = lowbit.scaled(entry["name"], scale=scale, **block) if entry["scaled"] else entry["name"]  # fmt: skip
-            yield f"{entry['name']} {scale}", functools.partial(lowbit.AdamW, state_format={slot: spec})  # fmt: skip
+            spec = (
+                lowbit.scaled(entry["name"], scale=scale, **block)
+                if entry["scaled"]
+                else entry["name"]
+            )
+            yield (
+                f"{entry['name']} {scale}",
+                functools.partial(lowbit.AdamW, state_format={slot: spec}),
+            )
 
 
 def muon_with_adamw(params: list[Any], **options: Any) -> Any:
@@ -43,7 +52,10 @@ def rules() -> Iterator[tuple[str, Make]]:
             yield cls.__name__, muon_with_adamw if cls is lowbit.MuonWithAdamW else cls
     yield "SGD momentum", functools.partial(lowbit.SGD, momentum=0.9)
     yield "RMSprop centered", functools.partial(lowbit.RMSprop, centered=True, momentum=0.9)
-    yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
+    yield (
+        "Adafactor momentum",
+        functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False),
+    )
     yield "AdamW full precision", functools.partial(lowbit.AdamW, full_precision=True)
     yield "AdamW amsgrad", functools.partial(lowbit.AdamW, amsgrad=True)
     yield "APOLLO rank 4", functools.partial(lowbit.APOLLO, rank=4)
@@ -51,7 +63,10 @@ def rules() -> Iterator[tuple[str, Make]]:
     for name in PRESETS:
         yield f"AdamW {name}", functools.partial(lowbit.AdamW, state_format=name)
     for entry in ops.catalog()["param"]:
-        yield f"weights {entry['name']}", functools.partial(lowbit.AdamW, param_format=entry["name"])  # fmt: skip
+        yield (
+            f"weights {entry['name']}",
+            functools.partial(lowbit.AdamW, param_format=entry["name"]),
+        )
 
 
 CASES = {**dict(formats()), **dict(rules())}
@@ -98,15 +113,20 @@ STATES: dict[str, dict[str, Any]] = {
     "full precision": {"full_precision": True},
     **{name: {"state_format": name} for name in PRESETS},
     **{
-        f"dynamic8 {scale}": {"state_format": lowbit.scaled("dynamic8", scale=scale, rounding="stochastic")}
+        f"dynamic8 {scale}": {
+            "state_format": lowbit.scaled("dynamic8", scale=scale, rounding="stochastic")
+        }
         for scale in SCALES
     },
-    **{f"linear4 {scale}": {"state_format": lowbit.scaled("linear4", scale=scale)} for scale in SCALES},
+    **{
+        f"linear4 {scale}": {"state_format": lowbit.scaled("linear4", scale=scale)}
+        for scale in SCALES
+    },
     **{
         f"dynamic8 block {block}": {"state_format": lowbit.scaled("dynamic8", block=block)}
         for block in (32, 2048)
     },
-}  # fmt: skip
+}
 PARAMS: dict[str, torch.dtype] = {
     entry["name"]: getattr(torch, entry["dtype"]) for entry in ops.catalog()["param"]
 }

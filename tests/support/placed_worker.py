@@ -1,4 +1,6 @@
-"""What a rank does in test_placed_state.py: the same steps on a sharded parameter and on the whole one, compared bit for bit."""
+"""What a rank does in test_placed_state.py: the same steps on a sharded parameter and on the whole
+one, compared bit for bit.
+"""
 
 from __future__ import annotations
 
@@ -16,13 +18,24 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 import lowbit
 from lowbit import fsdp1
 
-SHAPES = [(3, 5, 310), (2, 1, 3, 3), (4, 1, 5, 5), (4, 47, 64), (4, 24, 32), (2, 32, 48), (1, 64, 32), (40, 33)]  # fmt: skip
+SHAPES = [
+    (3, 5, 310),
+    (2, 1, 3, 3),
+    (4, 1, 5, 5),
+    (4, 47, 64),
+    (4, 24, 32),
+    (2, 32, 48),
+    (1, 64, 32),
+    (40, 33),
+]
 MAKERS = {
     "AdamW 8bit": functools.partial(lowbit.AdamW, state_format="8bit"),
     "AdamW 4bit": functools.partial(lowbit.AdamW, state_format="4bit"),
     "AdamW factored8": functools.partial(lowbit.AdamW, state_format="factored8"),
     "Adafactor": functools.partial(lowbit.Adafactor),
-    "Adafactor momentum": functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False),
+    "Adafactor momentum": functools.partial(
+        lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False
+    ),
     "CAME": lowbit.CAME,
     "LAMB": lowbit.LAMB,
     **{
@@ -35,7 +48,7 @@ MAKERS = {
     "LAMB full precision, split8": functools.partial(
         lowbit.LAMB, full_precision=True, param_format="bfloat16_split8"
     ),
-}  # fmt: skip
+}
 STEPS = 2
 
 
@@ -75,7 +88,9 @@ def alone(name: str, shape: tuple[int, ...]) -> dict[str, torch.Tensor]:
 
 
 def same(found: torch.Tensor, want: torch.Tensor) -> bool:
-    """Whether this rank holds its part of a whole tensor, cut as torch cuts it for these placements."""
+    """Whether this rank holds its part of a whole tensor,
+    cut as torch cuts it for these placements.
+    """
     if isinstance(found, DTensor):
         if found.shape != want.shape:
             return False
@@ -85,7 +100,9 @@ def same(found: torch.Tensor, want: torch.Tensor) -> bool:
 
 
 def compare() -> tuple[int, list[str], list[str]]:
-    """How many cases were stepped, those that differ from one process, and those that were refused."""
+    """How many cases were stepped, those that differ from one process,
+    and those that were refused.
+    """
     served, wrong, refused = 0, [], []
     for mesh, placed in placements(dist.get_world_size()):
         where = f"{[p.dim if isinstance(p, Shard) else 'replicated' for p in placed]}"
@@ -93,7 +110,9 @@ def compare() -> tuple[int, list[str], list[str]]:
         for shape in (shape for shape in SHAPES if len(shape) >= dims):
             for name in MAKERS:
                 what = f"{name} {shape} {where}"
-                place = functools.partial(distribute_tensor, device_mesh=mesh, placements=placed, src_data_rank=None)  # fmt: skip
+                place = functools.partial(
+                    distribute_tensor, device_mesh=mesh, placements=placed, src_data_rank=None
+                )
                 try:
                     got = stepped(name, shape, place)
                 except ValueError as error:
@@ -142,10 +161,14 @@ def compare_flat() -> list[str]:
 
 
 def load_quantized() -> list[str]:
-    """State of 8 bits, loaded into full precision where dimension 2 is cut; what differs from one process that loads it."""
+    """State of 8 bits, loaded into full precision where dimension 2 is cut;
+    what differs from one process that loads it.
+    """
     shape, wrong = (4, 24, 32), []
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    place = functools.partial(distribute_tensor, device_mesh=mesh, placements=[Shard(2)], src_data_rank=None)  # fmt: skip
+    place = functools.partial(
+        distribute_tensor, device_mesh=mesh, placements=[Shard(2)], src_data_rank=None
+    )
     p = nn.Parameter(value_of(shape, 0))
     source = lowbit.AdamW([("w", p)], min_numel=1)
     p.grad = value_of(shape, 1)

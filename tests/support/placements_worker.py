@@ -1,4 +1,6 @@
-"""What a rank does in test_wrappers.py about placements: those that torch or lowbit refuses, and columns that are cut inside blocks."""
+"""What a rank does in test_wrappers.py about placements: those that torch or lowbit refuses, and
+columns that are cut inside blocks.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +20,21 @@ from lowbit.state import quantize as coding
 REFUSED_BY_TORCH = {
     "a scalar under FSDP2": "fully_shard doesn't support scalar parameters",
     "channels_last under FSDP2": "FSDP does not support non-contiguous parameters yet",
-    "columns that do not divide under FSDP2 on dimension 1": "FSDP does not support uneven sharding on dim 1",
+    "columns that do not divide under FSDP2 on dimension 1": (
+        "FSDP does not support uneven sharding on dim 1"
+    ),
 }
 
 
 def refused_by_torch(what: str) -> str:
     module = nn.Module()
-    value = torch.zeros(6, 4, 5, 5) if "channels_last" in what else torch.zeros(4, 77) if "columns" in what else torch.zeros(())  # fmt: skip
+    value = (
+        torch.zeros(6, 4, 5, 5)
+        if "channels_last" in what
+        else torch.zeros(4, 77)
+        if "columns" in what
+        else torch.zeros(())
+    )
     if "channels_last" in what:
         value = value.to(memory_format=torch.channels_last)
     module.p = nn.Parameter(value)
@@ -57,20 +67,28 @@ def refused_placements() -> dict[str, str]:
 
 def recode_columns() -> bool:
     torch.manual_seed(0)
-    value, moments = torch.randn(64, 1000), {"exp_avg": torch.randn(64, 1000), "exp_avg_sq": torch.rand(64, 1000)}  # fmt: skip
+    value, moments = (
+        torch.randn(64, 1000),
+        {"exp_avg": torch.randn(64, 1000), "exp_avg_sq": torch.rand(64, 1000)},
+    )
     mesh, good = init_device_mesh("cpu", (dist.get_world_size(),)), True
     for state_format in ("8bit", "4bit", "log8", "fp8", "lpmm4"):
         made = []
-        for p in (nn.Parameter(value.clone()), nn.Parameter(distribute_tensor(value, mesh, [Shard(1)]))):  # fmt: skip
+        for p in (
+            nn.Parameter(value.clone()),
+            nn.Parameter(distribute_tensor(value, mesh, [Shard(1)])),
+        ):
             opt = lowbit.AdamW([("w", p)], state_format=state_format)
             saved = opt.state_dict()
             saved["state"] = {0: {"step": torch.tensor(3.0), **moments}}
             opt.load_state_dict(saved)
             ((_, _, lay),) = opt.laid_out()
             values = [
-                coding.dequantize_slot([sharding.local(opt.state[p][e.key]) for e in slot.entries(lay.part)], lay, slot)
+                coding.dequantize_slot(
+                    [sharding.local(opt.state[p][e.key]) for e in slot.entries(lay.part)], lay, slot
+                )
                 for slot in lay.slots
-            ]  # fmt: skip
+            ]
             made.append((dict(opt.state[p]), values, lay.part))
         (plain, all_values, _), (cut, here, part) = made
         good &= plain.keys() == cut.keys() and all(equal(cut[k], plain[k]) for k in plain)

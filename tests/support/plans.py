@@ -12,8 +12,8 @@ def slot_columns(choice):
     """Format, block length, kind of scale and rounding of one slot.
 
     Args:
-        choice: a format's name; a pair of it and its block length; or a dict with `format` and any of `block`, `scale` (of
-            SCALES) and `stochastic`.
+        choice: a format's name; a pair of it and its block length; or a dict with `format` and any
+            of `block`, `scale` (of SCALES) and `stochastic`.
     """
     if isinstance(choice, str):
         choice = {"format": choice}
@@ -32,18 +32,34 @@ def plan_row(rows, cols, formats, param="float32", *, first=0, stream=0, global_
         formats: for each slot what `slot_columns` takes.
     """
     values = {
-        "rows": rows, "cols": cols, "global_cols": cols if global_cols is None else global_cols, "first": first, "stream": stream,
-        "param_format": ops.param_format(param)["index"], "numel": rows * cols, "batches": 1, "inner_rows": rows, "inner_cols": cols,
-        "global_inner_rows": rows, "global_inner_cols": cols, "dims": 2, "dim_0": rows, "dim_1": cols,
-    }  # fmt: skip
+        "rows": rows,
+        "cols": cols,
+        "global_cols": cols if global_cols is None else global_cols,
+        "first": first,
+        "stream": stream,
+        "param_format": ops.param_format(param)["index"],
+        "numel": rows * cols,
+        "batches": 1,
+        "inner_rows": rows,
+        "inner_cols": cols,
+        "global_inner_rows": rows,
+        "global_inner_cols": cols,
+        "dims": 2,
+        "dim_0": rows,
+        "dim_1": cols,
+    }
     for k, choice in enumerate(formats):
         names = ("format", "block", "scale", "stochastic")
-        values.update({f"slot_{k}_{name}": n for name, n in zip(names, slot_columns(choice), strict=True)})  # fmt: skip
+        values.update(
+            {f"slot_{k}_{name}": n for name, n in zip(names, slot_columns(choice), strict=True)}
+        )
     return torch.tensor([ops.plan_row(values)])
 
 
 def extra_for(shape, param):
-    """What a parameter format keeps beside a parameter that it holds exactly: a list of one tensor, or of none."""
+    """What a parameter format keeps beside a parameter that it holds exactly: a list of one tensor,
+    or of none.
+    """
     entry = ops.param_format(param)
     if not entry["compensation"]:
         return []
@@ -76,7 +92,11 @@ def fresh_state(rule, shape, formats, param="float32"):
 
 def run_step(rule, params, grads, state, steps, plan, hyper, **kwargs):
     """All phases of one step, as lowbit/step/phases.py runs them on one rank."""
-    columns = [n for name, n in ops.plan_columns().items() if name.startswith("slot_") and name.endswith("_scale")]  # fmt: skip
+    columns = [
+        n
+        for name, n in ops.plan_columns().items()
+        if name.startswith("slot_") and name.endswith("_scale")
+    ]
     kinds = plan[:, columns]
     phases = ops.rule(rule)["rounds"] + int((kinds > 1).any())
     workspace = ops.workspace(rule, plan, params[0].device) if phases else {}

@@ -1,4 +1,6 @@
-"""Worker processes that stay, so that a case on several ranks costs no start of torch: each case has a process group of its own over gloo."""
+"""Worker processes that stay, so that a case on several ranks costs no start of torch: each case
+has a process group of its own over gloo.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def _work(rank: int, pipe) -> None:
         try:
             if module not in sys.modules:
                 importlib.import_module(module)
-                gc.freeze()  # what is imported stays: a collection that looks through torch takes longer than most cases do
+                # what is imported stays: a collection that looks through torch takes longer than
+                # most cases do
+                gc.freeze()
             init = f"file://{store}"
             dist.init_process_group("gloo", init_method=init, rank=rank, world_size=ranks)
             os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
@@ -39,11 +43,15 @@ def _work(rank: int, pipe) -> None:
                 dist.barrier()  # a rank that ends first would close what another one still connects
         finally:
             gc.collect()  # gloo aborts where a sharded tensor outlives it
-            # DTensor's caches keep meshes, which compare equal to later ones though their groups are gone.
+            # DTensor's caches keep meshes, which compare equal to later ones though their groups
+            # are gone.
             debug._clear_sharding_prop_cache()
             _redistribute._gen_transform_infos.cache_clear()
             if dist.is_initialized():
                 dist.destroy_process_group()
+
+
+MOST_THREADS = 40  # of a worker: 3 for each process group over gloo
 
 
 class Pool:
@@ -55,6 +63,14 @@ class Pool:
         self._context = multiprocessing.get_context("spawn")
         self._workers: list = []
 
+    def _crowded(self) -> bool:
+        """Whether process groups of earlier cases are left in a worker: hooks that nobody removed, or
+        torch's caches, keep them. The threads of one wake 100 times a second, and a hundred of them in
+        each worker took half of a machine.
+        """
+        tasks = (pathlib.Path(f"/proc/{process.pid}/task") for process, _ in self._workers)
+        return any(task.exists() and len(list(task.iterdir())) > MOST_THREADS for task in tasks)
+
     def _start(self, ranks: int) -> None:
         for rank in range(len(self._workers), ranks):
             here, there = self._context.Pipe()
@@ -63,7 +79,11 @@ class Pool:
             self._workers.append((process, here))
 
     def run(self, ranks: int, module: str, function: str, *arguments):
-        """`module.function(*arguments)` on so many ranks; what each returned. AssertionError with every rank's traceback where one failed."""
+        """`module.function(*arguments)` on so many ranks; what each returned. AssertionError with
+        every rank's traceback where one failed.
+        """
+        if self._crowded():
+            self.close()
         self._start(ranks)
         store = pathlib.Path(self.folder) / f"store{id(self)}-{next(self._count)}"
         for _, pipe in self._workers[:ranks]:
@@ -77,7 +97,9 @@ class Pool:
                 answers.append(pipe.recv())
             except EOFError:
                 answers.append(("failed", f"rank {rank} ended with {process.exitcode}"))
-        if failed := [f"rank {i}:\n{text}" for i, (how, text) in enumerate(answers) if how != "done"]:  # fmt: skip
+        if failed := [
+            f"rank {i}:\n{text}" for i, (how, text) in enumerate(answers) if how != "done"
+        ]:
             self.close()
             raise AssertionError("\n".join(failed))
         return [answer for _, answer in answers]

@@ -1,4 +1,6 @@
-"""What a rank does in test_presence.py: gradients that only some ranks have, such as of experts without tokens."""
+"""What a rank does in test_presence.py: gradients that only some ranks have,
+such as of experts without tokens.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +31,26 @@ REDUCING: dict[str, Callable[..., Any]] = {
     "Fira": functools.partial(lowbit.Fira, rank=8, update_proj_gap=2),
     "cautious": functools.partial(lowbit.AdamW, cautious=True),
     "LARS": functools.partial(lowbit.LARS, momentum=0.9),
-    "column scales": functools.partial(lowbit.Lion, state_format=lowbit.scaled("linear8", scale="column")),
-}  # fmt: skip
+    "column scales": functools.partial(
+        lowbit.Lion, state_format=lowbit.scaled("linear8", scale="column")
+    ),
+}
 FREE: dict[str, Callable[..., Any]] = {
     "AdamW": lowbit.AdamW,
     "AdamW 4bit": functools.partial(lowbit.AdamW, state_format="4bit"),
-    "rows": functools.partial(lowbit.AdamW, state_format={"exp_avg": lowbit.scaled("dynamic8", scale="row")}),
+    "rows": functools.partial(
+        lowbit.AdamW, state_format={"exp_avg": lowbit.scaled("dynamic8", scale="row")}
+    ),
     "Lion": lowbit.Lion,
-}  # fmt: skip
+}
 
 
 def has(step: int, number: int, rank: int) -> bool:
-    """Whether a rank has a gradient: all of them do, one alone, none, and what differs from parameter to parameter.
+    """Whether a rank has a gradient: all of them do, one alone, none,
+    and what differs from parameter to parameter.
 
-    After a step in which odd ranks alone lack the first one, all have all: what is repeated must not be the lack.
+    After a step in which odd ranks alone lack the first one,
+    all have all: what is repeated must not be the lack.
     """
     if step in (0, 1, 5, 7, 9):
         return True
@@ -59,9 +67,11 @@ def whole(t: Any) -> torch.Tensor:
 
 
 def bits(name: str, placements: list[Any], mesh: Any, dense: Any = None) -> bool:
-    """Whether weights and state are those of one process, for which parts without gradient are zeros of a gradient that any rank has.
+    """Whether weights and state are those of one process, for which parts without gradient are
+    zeros of a gradient that any rank has.
 
-    Matrices and vectors lie on the mesh `dense` by their first dimension, if one is given, and every rank has their gradients, as FSDP2 sees to.
+    Matrices and vectors lie on the mesh `dense` by their first dimension, if one is given, and
+    every rank has their gradients, as FSDP2 sees to.
     """
     gen = torch.Generator().manual_seed(3)
     values = [torch.randn(shape, generator=gen) for shape in SHAPES]
@@ -70,7 +80,9 @@ def bits(name: str, placements: list[Any], mesh: Any, dense: Any = None) -> bool
     def place(t: torch.Tensor) -> Any:
         if dense is not None and t.dim() < 3:
             return distribute_tensor(t, dense, [Shard(0)], src_data_rank=None)
-        mine = placements if t.dim() > 1 else [p if p == Replicate() else Shard(0) for p in placements]  # fmt: skip
+        mine = (
+            placements if t.dim() > 1 else [p if p == Replicate() else Shard(0) for p in placements]
+        )
         return distribute_tensor(t, mesh, mine, src_data_rank=None)
 
     alone = [nn.Parameter(v.clone()) for v in values]
@@ -113,13 +125,15 @@ def found(ranks: int) -> dict[str, bool]:
     made["LAMB, both dimensions"] = bits("LAMB", [Shard(0), Shard(1)], mesh)
     flat = init_device_mesh("cpu", (4,))
     for name in ("AdamW", "AdamW 4bit", "LAMB", "Adafactor", "APOLLO", "column scales"):
-        made[f"{name}, experts on a mesh of their own"] = bits(name, [Shard(0), Shard(0)], mesh, flat)  # fmt: skip
+        made[f"{name}, experts on a mesh of their own"] = bits(
+            name, [Shard(0), Shard(0)], mesh, flat
+        )
     return made
 
 
 def collectives() -> dict[str, list[int]]:
-    """Of each step: of rules that reduce, first as they are and then without any agreement; and of those that do not, whatever has a gradient, with
-    experts and without."""
+    """Of each step: of rules that reduce, first as they are and then without any agreement; and of
+    those that do not, whatever has a gradient, with experts and without."""
     mesh = init_device_mesh("cpu", (2,))
     counts: dict[str, list[int]] = {}
 
@@ -174,7 +188,9 @@ def probed() -> list[bool]:
 
 
 def in_backward() -> dict[str, bool]:
-    """Whether steps in the backward pass have the bits of one process where a rank's experts get no token in some steps."""
+    """Whether steps in the backward pass have the bits of one process where a rank's experts get no
+    token in some steps.
+    """
     mesh = init_device_mesh("cpu", (2,))
     equal = {}
     for name in ("AdamW", "LAMB", "Adafactor"):
@@ -202,7 +218,9 @@ def in_backward() -> dict[str, bool]:
                 if there[dist.get_rank()]:
                     loss = loss + (q.to_local() * grad.to_local()).sum()
                 parts = zip(full.chunk(2), there, strict=True)
-                p.grad = torch.cat([part * has_one for part, has_one in parts]) if any(there) else None  # fmt: skip
+                p.grad = (
+                    torch.cat([part * has_one for part, has_one in parts]) if any(there) else None
+                )
             loss.backward()
             opt.step()
             one.step()
@@ -216,7 +234,9 @@ def in_backward() -> dict[str, bool]:
 
 
 def probe_between() -> list[bool]:
-    """Whether a probe between steps changes no bit of the next one, of which a rank lacks a gradient."""
+    """Whether a probe between steps changes no bit of the next one,
+    of which a rank lacks a gradient.
+    """
     mesh = init_device_mesh("cpu", (2,))
     same = []
     for name in ("AdamW", "LAMB"):
@@ -224,15 +244,21 @@ def probe_between() -> list[bool]:
         for probe in (False, True):
             gen = torch.Generator().manual_seed(5)
             params = [
-                nn.Parameter(distribute_tensor(torch.randn(s, generator=gen), mesh, [Shard(0)], src_data_rank=None))
+                nn.Parameter(
+                    distribute_tensor(
+                        torch.randn(s, generator=gen), mesh, [Shard(0)], src_data_rank=None
+                    )
+                )
                 for s in SHAPES[:3]
-            ]  # fmt: skip
+            ]
             opt = {**REDUCING, **FREE}[name](
                 [(str(i), p) for i, p in enumerate(params)], min_numel=64
             )
             for step in range(5):
                 for i, p in enumerate(params):
-                    grad = distribute_tensor(torch.randn(p.shape, generator=gen), mesh, [Shard(0)], src_data_rank=None)  # fmt: skip
+                    grad = distribute_tensor(
+                        torch.randn(p.shape, generator=gen), mesh, [Shard(0)], src_data_rank=None
+                    )
                     p.grad = None if step == 3 and i == 0 and dist.get_rank() == 1 else grad
                 opt.step()
                 opt.zero_grad()
@@ -244,7 +270,9 @@ def probe_between() -> list[bool]:
 
 
 def convolutions() -> tuple[int, bool]:
-    """How many collectives a step of Conv1d takes under FSDP2, and whether `step_in_backward` takes a scaler."""
+    """How many collectives a step of Conv1d takes under FSDP2,
+    and whether `step_in_backward` takes a scaler.
+    """
     from torch.distributed.fsdp import fully_shard
 
     model = nn.Sequential(nn.Conv1d(32, 64, 3), nn.Conv1d(64, 32, 5))

@@ -1,4 +1,6 @@
-"""A rank of saves to a small file system, which is full in the second: real_full_disk_worker.py FOLDER RANK RANKS. Prints JSON."""
+"""A rank of saves to a small file system, which is full in the second: real_full_disk_worker.py
+FOLDER RANK RANKS. Prints JSON.
+"""
 
 import gc
 import json

@@ -1,4 +1,6 @@
-"""What a rank does in test_recover.py: passes that raise on every rank, and the step that is run again."""
+"""What a rank does in test_recover.py: passes that raise on every rank,
+and the step that is run again.
+"""
 
 from __future__ import annotations
 
@@ -63,7 +65,9 @@ class Block(nn.Module):
 
 
 class Experts(nn.Module):
-    """Four experts that all see every token, each where its rank has it; in the place of a block."""
+    """Four experts that all see every token, each where its rank has it;
+    in the place of a block.
+    """
 
     def __init__(self, mesh: DeviceMesh) -> None:
         super().__init__()
@@ -109,7 +113,9 @@ def meshed(kind: str) -> nn.Module:
     if kind == "tp x fsdp":
         model.ranks_of_a_batch = 2
         for block in model.blocks:
-            parallelize_module(block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()})  # fmt: skip
+            parallelize_module(
+                block, mesh["tp"], {"up": ColwiseParallel(), "down": RowwiseParallel()}
+            )
     else:  # experts over two ranks, all else over four
         model.blocks[1] = Experts(mesh["ep"])
         fully_shard(model.blocks[1], mesh=mesh["fsdp"])
@@ -171,7 +177,9 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
 
 
 def accumulated(kind: str, accident: tuple[int, int, str] | None, steps: int = 4) -> list[Any]:
-    """Weights and state after some steps; `accident` is in which step, in which of its micro-batches and where a pass raises first."""
+    """Weights and state after some steps; `accident` is in which step, in which of its
+    micro-batches and where a pass raises first.
+    """
     model, opt = build(kind)
     accumulator = lowbit.accumulate(model, average=MICRO)
     if kind == "ddp static":  # its first pass cannot go unreduced
@@ -210,7 +218,9 @@ def run_again(kind: str, steps: tuple[int, ...] = (0, 2)) -> dict[str, bool]:
 
 
 def in_backward(kind: str) -> dict[str, bool]:
-    """Steps in backward go on behind a pass that raised; under DDP, which steps behind the reducer, with the bits of a run without it."""
+    """Steps in backward go on behind a pass that raised; under DDP, which steps behind the reducer,
+    with the bits of a run without it.
+    """
 
     def run(place: str) -> tuple[nn.Module, list[torch.Tensor]]:
         model, opt = build(kind)
@@ -241,10 +251,14 @@ def in_backward(kind: str) -> dict[str, bool]:
 
 
 def fsdp1(original: bool, ours: bool) -> dict[str, bool]:
-    """Whether a step under FSDP1 that is run again after a pass that raised has the same bits, by the place; with lowbit's AdamW or torch's."""
+    """Whether a step under FSDP1 that is run again after a pass that raised has the same bits, by
+    the place; with lowbit's AdamW or torch's.
+    """
 
     def run(place: str) -> list[torch.Tensor]:
-        model = FullyShardedDataParallel(Net(), use_orig_params=original, device_id=torch.device("cpu"))  # fmt: skip
+        model = FullyShardedDataParallel(
+            Net(), use_orig_params=original, device_id=torch.device("cpu")
+        )
         opt: Any = torch.optim.AdamW(model.parameters(), lr=1e-2)
         if ours:
             opt = lowbit.AdamW(model.named_parameters(), lr=1e-2, min_numel=64)

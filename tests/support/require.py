@@ -6,7 +6,9 @@ import pytest
 
 
 def need(thing: str, present: bool, hint: str, *, module: bool = False) -> None:
-    """Skips where `thing` is missing, and says so; fails instead where LOWBIT_REQUIRE names it (LOWBIT_REQUIRE=cuda,ckpt)."""
+    """Skips where `thing` is missing, and says so; fails instead where LOWBIT_REQUIRE names it
+    (LOWBIT_REQUIRE=cuda,ckpt).
+    """
     if present:
         return
     if thing in os.environ.get("LOWBIT_REQUIRE", "").split(","):

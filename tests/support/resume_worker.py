@@ -1,4 +1,6 @@
-"""What a rank does in test_resume.py: trains in float32 and saves, or goes on in 8 bits from what was saved."""
+"""What a rank does in test_resume.py: trains in float32 and saves,
+or goes on in 8 bits from what was saved.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ def wrapped(kind: str) -> nn.Module:
 
 
 def train(net: nn.Module, opt: torch.optim.Optimizer, first: int) -> list[float]:
-    """STEPS steps from step `first` on, all ranks on the same batches: their number does not matter."""
+    """STEPS steps from step `first` on,
+    all ranks on the same batches: their number does not matter.
+    """
     losses = []
     for step in range(first, first + STEPS):
         generator = torch.Generator().manual_seed(step)

@@ -1,4 +1,6 @@
-"""safetensors files by the package where it is installed, else by these lines after its format: the same bytes."""
+"""safetensors files by the package where it is installed,
+else by these lines after its format: the same bytes.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +13,22 @@ from torch import Tensor
 
 # The package sorts by dtype, the last of these first, then by name.
 _DTYPES = {
-    torch.bool: "BOOL", torch.uint8: "U8", torch.int8: "I8", torch.float8_e5m2: "F8_E5M2", torch.float8_e4m3fn: "F8_E4M3",
-    torch.int16: "I16", torch.uint16: "U16", torch.float16: "F16", torch.bfloat16: "BF16", torch.int32: "I32", torch.uint32: "U32",
-    torch.float32: "F32", torch.float64: "F64", torch.int64: "I64", torch.uint64: "U64",
-}  # fmt: skip
+    torch.bool: "BOOL",
+    torch.uint8: "U8",
+    torch.int8: "I8",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.int16: "I16",
+    torch.uint16: "U16",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int32: "I32",
+    torch.uint32: "U32",
+    torch.float32: "F32",
+    torch.float64: "F64",
+    torch.int64: "I64",
+    torch.uint64: "U64",
+}
 
 
 def save_file(

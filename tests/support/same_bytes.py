@@ -1,4 +1,6 @@
-"""Whether a rank holds the bytes of a whole tensor: each rank compares its own part, so nothing is gathered."""
+"""Whether a rank holds the bytes of a whole tensor: each rank compares its own part,
+so nothing is gathered.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ from lowbit import sharding
 
 
 def chunk(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
-    """The part of a whole tensor that a DTensor of its shape holds here: torch.chunk, mesh dimension by mesh dimension, under FSDP2 the last (TP) first."""
+    """The part of a whole tensor that a DTensor of its shape holds here: torch.chunk, mesh
+    dimension by mesh dimension, under FSDP2 the last (TP) first.
+    """
     local, order = whole, list(range(like.device_mesh.ndim))
     strided = any(hasattr(placement, "split_factor") for placement in like.placements)
     for i in reversed(order) if strided else order:

@@ -1,4 +1,6 @@
-"""What a rank does in test_shared_reads.py: loads replicas through lowbit.checkpoint.Reader, and says what it read."""
+"""What a rank does in test_shared_reads.py: loads replicas through lowbit.checkpoint.Reader,
+and says what it read.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ def total():
 
 
 def load(path, kind, buffer=shared_reads.BUFFER, options=None):
-    """What is wrong after the load, the bytes read and received, and the number of collectives in which values moved."""
+    """What is wrong after the load, the bytes read and received,
+    and the number of collectives in which values moved.
+    """
     kept, shared_reads.BUFFER = shared_reads.BUFFER, buffer
     rounds, options = [], dict(options or {})
     wrapped = dist.all_to_all_single
@@ -39,9 +43,15 @@ def load(path, kind, buffer=shared_reads.BUFFER, options=None):
         if kind in ("hsdp", "sharded"):
             replicas = 2 if kind == "hsdp" else 1
             mesh = init_device_mesh("cpu", (replicas, dist.get_world_size() // replicas))
-            target = {k: distribute_tensor(t, mesh, [Replicate(), Shard(0)]) if t.dim() else t for k, t in target.items()}  # fmt: skip
+            target = {
+                k: distribute_tensor(t, mesh, [Replicate(), Shard(0)]) if t.dim() else t
+                for k, t in target.items()
+            }
         elif kind == "strided":  # and of another dtype: nothing can be read or received in place
-            target = {k: torch.zeros(*t.shape[::-1], dtype=torch.float64).t() if t.dim() == 2 else t for k, t in target.items()}  # fmt: skip
+            target = {
+                k: torch.zeros(*t.shape[::-1], dtype=torch.float64).t() if t.dim() == 2 else t
+                for k, t in target.items()
+            }
         elif kind == "group":
             group = dist.new_group([1, 2])
             if dist.get_rank() == 0:
@@ -75,21 +85,31 @@ def fails(path):
 
 
 def largest_buffers(plan_ranks, sizes, buffer):
-    """Of a plan in which every rank needs everything: the largest round of one rank, sent and received."""
+    """Of a plan in which every rank needs everything: the largest round of one rank,
+    sent and received.
+    """
     from torch.distributed.checkpoint.metadata import MetadataIndex
     from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
 
     def item(i, n):
         index = MetadataIndex(f"t{i}", torch.Size([0]))
-        return ReadItem(LoadItemType.TENSOR, index, torch.Size([0]), index, torch.Size([0]), torch.Size([n]))  # fmt: skip
+        return ReadItem(
+            LoadItemType.TENSOR, index, torch.Size([0]), index, torch.Size([0]), torch.Size([n])
+        )
 
     items = [item(i, n) for i, n in enumerate(sizes)]
-    plans = [LoadPlan(items, storage_data=shared_reads.Place(r, plan_ranks)) for r in range(plan_ranks)]  # fmt: skip
+    plans = [
+        LoadPlan(items, storage_data=shared_reads.Place(r, plan_ranks)) for r in range(plan_ranks)
+    ]
     kept, shared_reads.BUFFER = shared_reads.BUFFER, buffer
     shares = shared_reads.share(plans, lambda box: math.prod(box.shape))
     shared_reads.BUFFER = kept
     size = lambda pieces: sum(p.end - p.begin for p in pieces)  # noqa: E731
-    most = max(max(sum(map(size, side.values())) for side in (r.send, r.receive)) for s in shares for r in s.rounds)  # fmt: skip
+    most = max(
+        max(sum(map(size, side.values())) for side in (r.send, r.receive))
+        for s in shares
+        for r in s.rounds
+    )
     read = [sum(math.prod(box.shape) for box in s.read) for s in shares]
     return most, read, {len(s.rounds) for s in shares}
 

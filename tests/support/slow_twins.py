@@ -1,7 +1,8 @@
-"""Every update rule as a slow twin: a few lines of float64 Python, and the hyperparameters that it is held to.
+"""Every update rule as a slow twin: a few lines of float64 Python,
+and the hyperparameters that it is held to.
 
-A twin maps (p, g, state, t, hyper) to (p, state), all float64; its state is what the operator keeps: slots, rows and
-columns of factors, numbers.
+A twin maps (p, g, state, t, hyper) to (p, state), all float64; its state is what the operator
+keeps: slots, rows and columns of factors, numbers.
 """
 
 import math
@@ -12,20 +13,43 @@ from lowbit import ops
 
 HYPER = {"lr": 3e-3, "beta1": 0.9, "beta2": 0.99, "eps": 1e-7, "weight_decay": 0.05}
 ADAFACTOR = {
-    "beta2_decay": -0.8, "beta2": -1.0, "eps1": 1e-30, "eps2": 1e-3, "d": 1.0, "decay_by": 0.0,
-    "relative_step": 0.0, "scale_parameter": 1.0, "fira_margin": -1.0, "add_eps": 0.0,
-}  # fmt: skip
+    "beta2_decay": -0.8,
+    "beta2": -1.0,
+    "eps1": 1e-30,
+    "eps2": 1e-3,
+    "d": 1.0,
+    "decay_by": 0.0,
+    "relative_step": 0.0,
+    "scale_parameter": 1.0,
+    "fira_margin": -1.0,
+    "add_eps": 0.0,
+}
 SGD = {
-    "momentum": 0.9, "dampening": 0.2, "nesterov": 0.0, "decoupled": 0.0, "dampen_first": 0.0,
+    "momentum": 0.9,
+    "dampening": 0.2,
+    "nesterov": 0.0,
+    "decoupled": 0.0,
+    "dampen_first": 0.0,
     "trust_coefficient": 0.02,
-}  # fmt: skip
+}
 CAME = {"beta3": 0.999, "eps1": 1e-30, "eps2": 1e-16, "d": 1.0}
 ADEMAMIX = {"beta3": 0.999, "alpha": 5.0, "t_alpha": 0.0, "t_beta3": 0.0}
 SCHEDULE = {"average": 0.3}
 MUON = {"momentum": 0.95, "nesterov": 1.0, "ratio": 0.7, "cautious": 0.0}
 RMSPROP = {"alpha": 0.9, "momentum": 0.8, "least_variance": 1 / 4}
 APOLLO_ADAFACTOR = {"beta2_decay": -0.8, "beta2": -1.0, "update_proj_gap": 5.0}
-FAMILY = {"apollo_adafactor": APOLLO_ADAFACTOR, "adafactor": ADAFACTOR, "sgd": SGD, "lars": SGD, "came": CAME, "ademamix": ADEMAMIX, "rmsprop": RMSPROP, "adagrad": {"lr_decay": 0.1}, "muon": MUON, "schedule": SCHEDULE}  # fmt: skip
+FAMILY = {
+    "apollo_adafactor": APOLLO_ADAFACTOR,
+    "adafactor": ADAFACTOR,
+    "sgd": SGD,
+    "lars": SGD,
+    "came": CAME,
+    "ademamix": ADEMAMIX,
+    "rmsprop": RMSPROP,
+    "adagrad": {"lr_decay": 0.1},
+    "muon": MUON,
+    "schedule": SCHEDULE,
+}
 
 # What else than the defaults a rule is held to.
 VARIANTS = {
@@ -82,7 +106,9 @@ def adam(p, g, s, t, h, *, decoupled, amsgrad):
 
 
 def factored(square, row, col, weight, least=0.0):
-    """Row and column means moved towards those of `square`, and the second moment that they stand for."""
+    """Row and column means moved towards those of `square`,
+    and the second moment that they stand for.
+    """
     row = row + weight * (square.mean(1) - row)
     col = col + weight * (square.mean(0) - col)
     mean = max(row.mean(), least)
@@ -244,7 +270,9 @@ def apollo_inner(p, g, s, t, h):
 
 
 def apollo_adafactor(p, g, s, t, h):
-    """adafactor-8bit 0.1.9 in its subspace, in the place of the parameter; a new projection forgets the second moment."""
+    """adafactor-8bit 0.1.9 in its subspace, in the place of the parameter;
+    a new projection forgets the second moment.
+    """
     weight = 1 - h["beta2"] if h["beta2"] >= 0 else t ** h["beta2_decay"]
     begins = (t - 1) % h["update_proj_gap"] == 0
     v = g * g if begins else s[0] + weight * (g * g - s[0])

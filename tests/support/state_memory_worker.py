@@ -1,4 +1,6 @@
-"""What a rank does in test_state_memory.py: FSDP2 with state outside of the device's memory, for which the CPU stands."""
+"""What a rank does in test_state_memory.py: FSDP2 with state outside of the device's memory,
+for which the CPU stands.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ from lowbit.state import memory
 
 
 def go_on(folder: str, kind: str, begin: int, end: int) -> dict[str, str]:
-    """Steps [begin, end) from the checkpoint of `begin` there, if that is not 0, and a checkpoint of `end`; digests of whole weights and state."""
+    """Steps [begin, end) from the checkpoint of `begin` there, if that is not 0, and a checkpoint
+    of `end`; digests of whole weights and state.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     outside = Outside()
     with (
@@ -39,7 +43,10 @@ def go_on(folder: str, kind: str, begin: int, end: int) -> dict[str, str]:
         check(opt, outside, kind)
         if begin:
             taken = len(outside.taken)
-            state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}  # fmt: skip
+            state = {
+                "model": get_model_state_dict(model),
+                "optim": get_optimizer_state_dict(model, opt),
+            }
             dcp.load(state, checkpoint_id=pathlib.Path(folder) / str(begin))
             set_model_state_dict(model, state["model"])
             set_optimizer_state_dict(model, opt, state["optim"])
@@ -51,10 +58,16 @@ def go_on(folder: str, kind: str, begin: int, end: int) -> dict[str, str]:
                 grad = torch.randn(p.shape, generator=generator).to(p.dtype)
                 p.grad = distribute_tensor(grad, mesh, p.placements)
             opt.step()
-        state = {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}  # fmt: skip
+        state = {
+            "model": get_model_state_dict(model),
+            "optim": get_optimizer_state_dict(model, opt),
+        }
         dcp.save(state, checkpoint_id=pathlib.Path(folder) / str(end))
     whole = StateDictOptions(full_state_dict=True)
-    made = {name: digest(t.reshape(-1)) for name, t in get_model_state_dict(model, options=whole).items()}  # fmt: skip
+    made = {
+        name: digest(t.reshape(-1))
+        for name, t in get_model_state_dict(model, options=whole).items()
+    }
     for name, values in get_optimizer_state_dict(model, opt, options=whole)["state"].items():
         made |= {f"{name} {key}": digest(t.reshape(-1)) for key, t in values.items()}
     return made

@@ -1,4 +1,6 @@
-"""What a rank does in test_torch_storage_cases.py: the ways in which torch's own tests save and load, with any writer and reader."""
+"""What a rank does in test_torch_storage_cases.py: the ways in which torch's own tests save and
+load, with any writer and reader.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,8 @@ def check(got, want, at="state"):
     if isinstance(want, torch.Tensor):
         assert torch.equal(whole(got), whole(want)), at
     elif isinstance(want, dict):
-        # Not their order: of a directory that is loaded without a state dict, Reader gives names in order.
+        # Not their order: of a directory that is loaded without a state dict,
+        # Reader gives names in order.
         assert set(got) == set(want), (at, list(got))
         for key in want:
             check(got[key], want[key], f"{at}.{key}")
@@ -87,9 +90,23 @@ def case_nested(saves, loads, path):
 
 def case_flattened(saves, loads, path):
     a, b = values()
-    flat = {"layer.weight": cut(a), "layer.list.0": cut(b), "step": 3, "text": "words", "bytes0": [1], "none": None}  # fmt: skip
+    flat = {
+        "layer.weight": cut(a),
+        "layer.list.0": cut(b),
+        "step": 3,
+        "text": "words",
+        "bytes0": [1],
+        "none": None,
+    }
     save(saves, path, flat)
-    got = {"layer.weight": cut(a + 1), "layer.list.0": cut(b + 1), "step": 0, "text": "", "bytes0": [], "none": 1}  # fmt: skip
+    got = {
+        "layer.weight": cut(a + 1),
+        "layer.list.0": cut(b + 1),
+        "step": 0,
+        "text": "",
+        "bytes0": [],
+        "none": 1,
+    }
     check(load(loads, path, got), flat)
 
 
@@ -123,7 +140,10 @@ def sharded(t, dim):
 def boxes(made):
     for shard in made.local_shards():
         m = shard.metadata
-        yield shard.tensor, tuple(slice(o, o + s) for o, s in zip(m.shard_offsets, m.shard_sizes, strict=True))  # fmt: skip
+        yield (
+            shard.tensor,
+            tuple(slice(o, o + s) for o, s in zip(m.shard_offsets, m.shard_sizes, strict=True)),
+        )
 
 
 def fill(made, t):
@@ -156,7 +176,14 @@ def case_async(saves, loads, path):
 def case_async_stager(saves, loads, path):
     from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 
-    stager = DefaultStager(StagingOptions(use_pinned_memory=False, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=False))  # fmt: skip
+    stager = DefaultStager(
+        StagingOptions(
+            use_pinned_memory=False,
+            use_shared_memory=False,
+            use_async_staging=False,
+            use_non_blocking_copy=False,
+        )
+    )
     done = dcp.async_save(nested(), storage_writer=writer(saves, path), async_stager=stager)
     getattr(done, "upload_completion", done).result()
     stager.close()
@@ -241,9 +268,15 @@ def case_stateful(saves, loads, path):
 def case_without_a_state_dict(saves, loads, path):
     """What torch's converters do: the whole, or some keys, of what is there."""
     save(saves, path, nested())
-    want = {"layer": {"weight": values()[0], "list": [values()[1], {"bias": values()[1][0]}]}, "step": 3, "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}]}  # fmt: skip
+    want = {
+        "layer": {"weight": values()[0], "list": [values()[1], {"bias": values()[1][0]}]},
+        "step": 3,
+        "groups": [{"lr": 0.1, "betas": (0.9, 0.99)}],
+    }
     got: dict = {}
-    _load_state_dict(got, storage_reader=reader(loads, path), planner=_EmptyStateDictLoadPlanner(), no_dist=True)  # fmt: skip
+    _load_state_dict(
+        got, storage_reader=reader(loads, path), planner=_EmptyStateDictLoadPlanner(), no_dist=True
+    )
     assert sorted(got) == sorted(want)
     check({key: got[key] for key in want}, want)
     some = functools.partial(_load_state_dict_from_keys, storage_reader=reader(loads, path))
@@ -305,11 +338,17 @@ def dedup(path, lowest):
 
 
 def save_in_a_process(store, path, rank, ranks):
-    """An asynchronous save from a process that torch starts for it, which a worker of a pool may not."""
+    """An asynchronous save from a process that torch starts for it,
+    which a worker of a pool may not.
+    """
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT="0", RANK=rank, WORLD_SIZE=ranks)
-    dist.init_process_group("gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks))  # fmt: skip
+    dist.init_process_group(
+        "gloo", init_method=f"file://{store}", rank=int(rank), world_size=int(ranks)
+    )
     kind = dcp.state_dict_saver.AsyncCheckpointerType.PROCESS
-    done = dcp.async_save(nested(2), storage_writer=writer("lowbit", path), async_checkpointer_type=kind)  # fmt: skip
+    done = dcp.async_save(
+        nested(2), storage_writer=writer("lowbit", path), async_checkpointer_type=kind
+    )
     done.result()
     check(load("lowbit", path, nested(5)), nested(2))
     print("equal", flush=True)

@@ -1,4 +1,6 @@
-"""A state saved and loaded by one rank through lowbit.checkpoint.Writer and Reader, and what a test does to the files."""
+"""A state saved and loaded by one rank through lowbit.checkpoint.Writer and Reader,
+and what a test does to the files.
+"""
 
 import warnings
 

@@ -1,4 +1,6 @@
-"""What a rank does in test_storage_layouts.py: a model and its optimizer, sharded in one way, saved and loaded in others."""
+"""What a rank does in test_storage_layouts.py: a model and its optimizer, sharded in one way,
+saved and loaded in others.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def tensors(value, name=""):
 
 
 def run(saved, loaded, path):
-    """Names of what Reader, and torch's reader, loaded otherwise than it was saved; the number of tensors."""
+    """Names of what Reader, and torch's reader, loaded otherwise than it was saved;
+    the number of tensors.
+    """
     state = made(saved, 0)
     dcp.save(state, storage_writer=checkpoint.Writer(path))
     want, bad = tensors(state), []

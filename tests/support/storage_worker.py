@@ -1,4 +1,6 @@
-"""What a rank does in test_storage*.py: saves and loads with lowbit.checkpoint.Writer and Reader, or torch's."""
+"""What a rank does in test_storage*.py: saves and loads with lowbit.checkpoint.Writer and Reader,
+or torch's.
+"""
 
 from __future__ import annotations
 
@@ -27,15 +29,23 @@ DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
 def tensors(seed=0):
     generator = torch.Generator().manual_seed(seed)
     values = [torch.randn(shape, generator=generator) * 50 for shape in SHAPES]
-    return {f"{i}.{dtype}".replace("torch.", ""): v.to(dtype) for i, v in enumerate(values) for dtype in DTYPES}  # fmt: skip
+    return {
+        f"{i}.{dtype}".replace("torch.", ""): v.to(dtype)
+        for i, v in enumerate(values)
+        for dtype in DTYPES
+    }
 
 
 def state(dim, seed=0, mesh=None):
     """A state dict of tensors sharded along `dim`, and of values."""
-    mesh = mesh or (init_device_mesh("cpu", (dist.get_world_size(),)) if dist.is_initialized() else None)  # fmt: skip
+    mesh = mesh or (
+        init_device_mesh("cpu", (dist.get_world_size(),)) if dist.is_initialized() else None
+    )
 
     def cut(t):
-        return distribute_tensor(t, mesh, [Shard(dim)]) if mesh and t.dim() > dim and t.numel() else t  # fmt: skip
+        return (
+            distribute_tensor(t, mesh, [Shard(dim)]) if mesh and t.dim() > dim and t.numel() else t
+        )
 
     return {
         "model": {name: cut(t) for name, t in tensors(seed).items()},
@@ -54,7 +64,11 @@ def wrong(loaded, seed=0):
     want = tensors(seed)
     bad = [name for name, t in loaded["model"].items() if not torch.equal(whole(t), want[name])]
     values = {"groups": loaded["groups"], "step": loaded["step"], "dtype": loaded["dtype"]}
-    expected = {"groups": [{"lr": 0.1 + seed, "betas": [0.9, 0.999], "amsgrad": bool(seed)}], "step": 7 + seed, "dtype": torch.bfloat16}  # fmt: skip
+    expected = {
+        "groups": [{"lr": 0.1 + seed, "betas": [0.9, 0.999], "amsgrad": bool(seed)}],
+        "step": 7 + seed,
+        "dtype": torch.bfloat16,
+    }
     return bad + ([] if values == expected else [str(values)])
 
 
@@ -87,7 +101,9 @@ def refusal(path, dim):
 
 
 def there_and_back(url, options, dim, other):
-    """Saved by cuts along one dimension to a store, and loaded by cuts along another; what is wrong, and the bytes that were read and received."""
+    """Saved by cuts along one dimension to a store, and loaded by cuts along another; what is
+    wrong, and the bytes that were read and received.
+    """
     written = checkpoint.Writer(url, storage_options=options)
     dcp.save(state(dim, 1), storage_writer=written)
     loaded, source = state(other, 5), checkpoint.Reader(url, storage_options=options)
@@ -118,12 +134,25 @@ def saved_async(path, dim):
 
 
 def staged_values(keep):
-    """Whether a host copy has the values of its time, kinds of tensors and all, when the state goes on; after a first copy and after a second."""
+    """Whether a host copy has the values of its time, kinds of tensors and all, when the state goes
+    on; after a first copy and after a second.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     whole_step = distribute_tensor(torch.tensor(3.0), mesh, [Replicate()])
     rows = distribute_tensor(torch.arange(10.0).reshape(5, 2), mesh, [Shard(0)])
-    plain = [torch.arange(6.0).reshape(2, 3).t(), torch.ones(2, dtype=torch.complex64).conj(), torch.nn.Parameter(torch.ones(3))]  # fmt: skip
-    tree = {"step": whole_step, "rows": rows, "plain": (plain[0], [plain[1], plain[2]]), "lr": 0.1, "odd": {"a": {1, 2}}, "none": torch.empty(0, 3)}  # fmt: skip
+    plain = [
+        torch.arange(6.0).reshape(2, 3).t(),
+        torch.ones(2, dtype=torch.complex64).conj(),
+        torch.nn.Parameter(torch.ones(3)),
+    ]
+    tree = {
+        "step": whole_step,
+        "rows": rows,
+        "plain": (plain[0], [plain[1], plain[2]]),
+        "lr": 0.1,
+        "odd": {"a": {1, 2}},
+        "none": torch.empty(0, 3),
+    }
     kept, right = checkpoint.Writer("unused", cache_staged_state_dict=keep), []
 
     def values(t):
@@ -139,13 +168,17 @@ def staged_values(keep):
         tree["odd"]["a"].add(7 + len(right))
         same = all(torch.equal(a, b) for a, b in zip(values(copy), now, strict=True))
         kinds = [type(a) is type(tree[k]) for k, a in copy.items()]
-        right.append(same and all(kinds) and copy["odd"] != tree["odd"] and copy["lr"] != tree["lr"])  # fmt: skip
+        right.append(
+            same and all(kinds) and copy["odd"] != tree["odd"] and copy["lr"] != tree["lr"]
+        )
         del copy  # the next may have its memory
     return right
 
 
 def staged_elsewhere(keep):
-    """Whether a host copy lies as what it was made of does, where another of the same shapes was copied before."""
+    """Whether a host copy lies as what it was made of does,
+    where another of the same shapes was copied before.
+    """
     kept, right = checkpoint.Writer("unused", cache_staged_state_dict=keep), []
     ranks = list(range(dist.get_world_size()))
     for order in (ranks, ranks[::-1]):
@@ -166,7 +199,9 @@ def returned_metadata(path):
 
 
 def saved_with_kept_plans(path):
-    """Saves with torch's own cache of plans: the same state, then one that one rank alone changes; what a load then finds wrong."""
+    """Saves with torch's own cache of plans: the same state, then one that one rank alone changes;
+    what a load then finds wrong.
+    """
     wrong_names = []
     for seed, dim in ((0, 0), (1, 0), (2, 0)):
         tree = state(dim, seed)
@@ -183,7 +218,10 @@ def saved_with_kept_plans(path):
 def saved_at_once(path):
     """Saves that begin before the last one has ended, through one writer."""
     kept = checkpoint.Writer()
-    saving = [dcp.async_save(state(0, seed), checkpoint_id=f"{path}{seed}", storage_writer=kept) for seed in range(6)]  # fmt: skip
+    saving = [
+        dcp.async_save(state(0, seed), checkpoint_id=f"{path}{seed}", storage_writer=kept)
+        for seed in range(6)
+    ]
     for each in saving:
         each.result()
     return [load("lowbit", f"{path}{seed}", 0, seed)[0] for seed in range(6)]
@@ -252,7 +290,9 @@ class Dying(dcp.DefaultSavePlanner):
 
 
 def one_dies(store, path, rank, ranks, who, way):
-    """A save during which one rank is killed, in a program of its own; what the others are told, and how long that takes."""
+    """A save during which one rank is killed, in a program of its own; what the others are told,
+    and how long that takes.
+    """
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     save("lowbit", path, 0)
     begin = time.monotonic()
@@ -284,5 +324,6 @@ if __name__ == "__main__":
         one_dies(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]), sys.argv[7])
     else:
         sys.exit(
-            "until_killed STORE PATH RANK RANKS, or one_dies STORE PATH RANK RANKS WHO save|async_save"
+            "until_killed STORE PATH RANK RANKS, or one_dies STORE PATH RANK RANKS WHO "
+            "save|async_save"
         )

@@ -17,7 +17,9 @@ import lowbit
 
 
 def partial_gradients(mesh) -> dict[str, float]:
-    """A layer norm whose inputs are cut along the sequence: its gradients are sums over ranks that are yet to be taken."""
+    """A layer norm whose inputs are cut along the sequence: its gradients are sums over ranks that
+    are yet to be taken.
+    """
     torch.manual_seed(0)
     plain = nn.LayerNorm(64)
     sharded = copy.deepcopy(plain)
@@ -42,10 +44,15 @@ def partial_gradients(mesh) -> dict[str, float]:
 
 
 def partial_probe(mesh) -> bool:
-    """`stats(probe=True)` of a gradient that is a sum over ranks yet to be taken, beside that of one process."""
+    """`stats(probe=True)` of a gradient that is a sum over ranks yet to be taken,
+    beside that of one process.
+    """
     generator = torch.Generator().manual_seed(0)
     value, *parts = torch.randn(3, 64, 128, generator=generator)
-    plain, copies = nn.Parameter(value.clone()), nn.Parameter(distribute_tensor(value, mesh, [Replicate()]))  # fmt: skip
+    plain, copies = (
+        nn.Parameter(value.clone()),
+        nn.Parameter(distribute_tensor(value, mesh, [Replicate()])),
+    )
     plain.grad = parts[0] + parts[1]
     copies.grad = DTensor.from_local(parts[dist.get_rank()], mesh, [Partial()])
     totals = [lowbit.AdamW([("w", p)]).stats(probe=True)["total"] for p in (plain, copies)]
@@ -53,7 +60,9 @@ def partial_probe(mesh) -> bool:
 
 
 def columns(mesh, folder: pathlib.Path) -> bool:
-    """State of a parameter cut along its columns, saved as a DCP directory and loaded by load_optimizer."""
+    """State of a parameter cut along its columns,
+    saved as a DCP directory and loaded by load_optimizer.
+    """
     torch.manual_seed(0)
     value, grad = torch.randn(64, 512), torch.randn(64, 512)
     made = []
@@ -70,9 +79,12 @@ def columns(mesh, folder: pathlib.Path) -> bool:
     q, again = made[1]
     lowbit.load_optimizer(again, folder)
     return all(
-        torch.equal(getattr(t, "_local_tensor", t), getattr(again.state[q][key], "_local_tensor", again.state[q][key]))
+        torch.equal(
+            getattr(t, "_local_tensor", t),
+            getattr(again.state[q][key], "_local_tensor", again.state[q][key]),
+        )
         for key, t in opt.state[p].items()
-    )  # fmt: skip
+    )
 
 
 def found(folder: str) -> dict:

@@ -1,9 +1,11 @@
-"""What a rank does in test_torchtitan_model.py: torchtitan's own Trainer trains its own DeepSeek-V3 on gloo, with lowbit's container.
+"""What a rank does in test_torchtitan_model.py: torchtitan's own Trainer trains its own DeepSeek-V3
+on gloo, with lowbit's container.
 
 torchrun --nproc-per-node N tests/support/titan_model_worker.py OUT FOLDER RUN:TRAINED:LAYOUT...
 
 TRAINED is the layout that a checkpoint was made under. RUN is
-  train    saves half way. Rank 0 also steps a whole model beside it, without a mesh and without torchtitan's Trainer, with the same gradients;
+  train    saves half way. Rank 0 also steps a whole model beside it, without a mesh and without
+           torchtitan's Trainer, with the same gradients;
   resume   goes on from the checkpoint, with gradients of its own;
   replay   goes on from the checkpoint, with the gradients of the run that made it.
 """
@@ -32,8 +34,9 @@ from lowbit.sharding import whole
 
 HALF, ALL = 5, 10  # steps
 SEQUENCES, LENGTH = 4, 32  # of all ranks in a step; tokens
-# FSDP2 takes the ranks that tensor parallelism leaves; "ep" shards experts over two of them first, and "tp" the inside of every expert.
-# With both, torchtitan cuts no expert inside: experts lie over all 4 ranks, and the rest has tensor parallelism beside FSDP2.
+# FSDP2 takes the ranks that tensor parallelism leaves; "ep" shards experts over two of them first,
+# and "tp" the inside of every expert. With both, torchtitan cuts no expert inside: experts lie over
+# all 4 ranks, and the rest has tensor parallelism beside FSDP2.
 LAYOUTS = {
     "fsdp": {},
     "ep": {"expert_parallel_degree": 2},
@@ -43,16 +46,23 @@ LAYOUTS = {
 
 
 def import_for_a_cpu() -> None:
-    """torchtitan takes a machine without a GPU for one with CUDA, and asks the device for its memory. Kernels of a dispatcher need triton, which torch for
-    CPUs has not, and charts need TensorBoard."""
+    """torchtitan takes a machine without a GPU for one with CUDA, and asks the device for its
+    memory. Kernels of a dispatcher need triton, which torch for CPUs has not, and charts need
+    TensorBoard."""
     for name in ("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard"):
         sys.modules.setdefault(name, mock.MagicMock())
     nothing = lambda *_, **__: None  # noqa: E731
     device = types.SimpleNamespace(
-        set_device=nothing, synchronize=nothing, empty_cache=nothing, reset_peak_memory_stats=nothing,
-        current_device=lambda: 0, device_count=lambda: 1, memory_stats=lambda _: {},
-        get_device_name=lambda _: "CPU", get_device_properties=lambda _: types.SimpleNamespace(total_memory=1),
-    )  # fmt: skip
+        set_device=nothing,
+        synchronize=nothing,
+        empty_cache=nothing,
+        reset_peak_memory_stats=nothing,
+        current_device=lambda: 0,
+        device_count=lambda: 1,
+        memory_stats=lambda _: {},
+        get_device_name=lambda _: "CPU",
+        get_device_properties=lambda _: types.SimpleNamespace(total_memory=1),
+    )
     with (
         mock.patch("torch._utils._get_available_device_type", lambda: "cpu"),
         mock.patch("torch._utils._get_device_module", lambda _: device),
@@ -64,7 +74,9 @@ def import_for_a_cpu() -> None:
 
 
 def configuration(folder: pathlib.Path, layout: str) -> Any:
-    """torchtitan's `deepseek_v3_debugmodel` with two of its six layers, one dense and one of experts, and lowbit's optimizer."""
+    """torchtitan's `deepseek_v3_debugmodel` with two of its six layers, one dense and one of
+    experts, and lowbit's optimizer.
+    """
     from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.components.metrics import MetricsProcessor
     from torchtitan.config import ParallelismConfig, TrainingConfig
@@ -95,8 +107,12 @@ def configuration(folder: pathlib.Path, layout: str) -> Any:
     config.loss.num_chunks = 2
     config.optimizer = torchtitan.adamw(lr=8e-4, seed=3)
     config.training = TrainingConfig(
-        local_batch_size=1, global_batch_size=SEQUENCES, seq_len=LENGTH, steps=ALL, disable_cuda_graphs=True
-    )  # fmt: skip
+        local_batch_size=1,
+        global_batch_size=SEQUENCES,
+        seq_len=LENGTH,
+        steps=ALL,
+        disable_cuda_graphs=True,
+    )
     # Its other two backends take parameters that FSDP2 of torch 2.13 refuses.
     config.parallelism = ParallelismConfig(spmd_backend="partial_dtensor", **LAYOUTS[layout])
     config.checkpoint = CheckpointManager.Config(
@@ -173,8 +189,9 @@ def trained(run: str, layout: str, folder: pathlib.Path) -> dict[str, Any]:
     opt.register_step_pre_hook(before_the_optimizer)
     log = trainer.metrics_processor.log
     trainer.metrics_processor.log = lambda step, loss, *rest, **more: (
-        out["losses"].append(loss), log(step, loss, *rest, **more)
-    )  # fmt: skip
+        out["losses"].append(loss),
+        log(step, loss, *rest, **more),
+    )
     try:
         trainer.train()
         out["end"] = digest(opt, ALL)

@@ -1,8 +1,10 @@
-"""One replica of test_torchft.py: trains with torchft's Manager on gloo, and is killed and healed, or synchronizes now and then.
+"""One replica of test_torchft.py: trains with torchft's Manager on gloo, and is killed and healed,
+or synchronizes now and then.
 
 python tests/support/torchft_worker.py FOLDER REPLICA BEGIN NAME=LIGHTHOUSE...
 
-It runs the cases from number BEGIN on, in their order. A replica that a case has killed is started again with the number of that case.
+It runs the cases from number BEGIN on, in their order. A replica that a case has killed is started
+again with the number of that case.
 """
 
 from __future__ import annotations
@@ -62,18 +64,32 @@ def manager_of(replica: int, lighthouse: str, least: int, *, eager: bool, **stat
 
     store = dist.TCPStore("localhost", 0, is_master=True, wait_for_workers=False)
     made = Manager(
-        pg=ProcessGroupGloo(timeout=WAIT), min_replica_size=least, use_async_quorum=not eager, timeout=WAIT,
-        quorum_timeout=WAIT, connect_timeout=WAIT, init_sync=False, rank=0, world_size=1, store_addr="localhost", store_port=store.port,
-        lighthouse_addr=lighthouse, replica_id=f"replica_{replica}", hostname="localhost", **state,
-    )  # fmt: skip
+        pg=ProcessGroupGloo(timeout=WAIT),
+        min_replica_size=least,
+        use_async_quorum=not eager,
+        timeout=WAIT,
+        quorum_timeout=WAIT,
+        connect_timeout=WAIT,
+        init_sync=False,
+        rank=0,
+        world_size=1,
+        store_addr="localhost",
+        store_port=store.port,
+        lighthouse_addr=lighthouse,
+        replica_id=f"replica_{replica}",
+        hostname="localhost",
+        **state,
+    )
     made.kept_store = store
     return made
 
 
 def healed(case: str, replica: int, lighthouse: str, files: Files) -> dict:
-    """Trains by torchft's OptimizerWrapper. Replica 1 is killed before gradients are reduced, and starts with other weights.
+    """Trains by torchft's OptimizerWrapper. Replica 1 is killed before gradients are reduced, and
+    starts with other weights.
 
-    "together": no step is committed without both. "alone": replica 0 goes on by itself for ALONE steps.
+    "together": no step is committed without both.
+    "alone": replica 0 goes on by itself for ALONE steps.
     """
     from torchft import Optimizer
 
@@ -92,7 +108,9 @@ def healed(case: str, replica: int, lighthouse: str, files: Files) -> dict:
     if again and not together:
         files.wait("alone")
     least = 2 if together else 1
-    manager = manager_of(replica, lighthouse, least, eager=False, load_state_dict=load, state_dict=save)  # fmt: skip
+    manager = manager_of(
+        replica, lighthouse, least, eager=False, load_state_dict=load, state_dict=save
+    )
     optimizer = Optimizer(manager, opt)
     files.say(f"{'again' if again else 'ready'}{replica}")
     if not again:
@@ -146,7 +164,9 @@ def mean_of(tensors: list[torch.Tensor]) -> torch.Tensor:
 
 
 class Periodic:
-    """One replica under LocalSGD or DiLoCo: its model, the optimizer of its own steps, and DiLoCo's of what replicas agree on."""
+    """One replica under LocalSGD or DiLoCo: its model, the optimizer of its own steps, and DiLoCo's
+    of what replicas agree on.
+    """
 
     def __init__(self, kind: str, seed: int = 0) -> None:
         self.model = net(seed)
@@ -173,13 +193,17 @@ class Periodic:
 
 
 def periodic(case: str, replica: int, lighthouse: str, files: Files) -> dict:
-    """Trains by LocalSGD or DiLoCo, saving after the first synchronization; or goes on from there; or with a kill before the second one."""
+    """Trains by LocalSGD or DiLoCo, saving after the first synchronization; or goes on from there;
+    or with a kill before the second one.
+    """
     from torchft.local_sgd import DiLoCo, LocalSGD
 
     kind, _, what = case.partition("-")
     again = files.path("killed").exists()
     here = Periodic(kind, seed=int(again or what == "resumed"))
-    manager = manager_of(replica, lighthouse, 2, eager=True, load_state_dict=here.load, state_dict=here.save)  # fmt: skip
+    manager = manager_of(
+        replica, lighthouse, 2, eager=True, load_state_dict=here.load, state_dict=here.save
+    )
     path = files.folder / f"{kind}.{replica}.pt"
     out, steps = {}, 0
     if what == "resumed":
@@ -217,7 +241,9 @@ def periodic(case: str, replica: int, lighthouse: str, files: Files) -> dict:
 
 @torch.no_grad()
 def plain_periods(kind: str, killed: bool) -> list[list[dict[str, str]]]:
-    """Both replicas in one process. One that was killed takes over the other's weights and state before it synchronizes."""
+    """Both replicas in one process. One that was killed takes over the other's weights and state
+    before it synchronizes.
+    """
     several = [Periodic(kind), Periodic(kind)]
     for sync in range(SYNCS):
         begin = [p.clone() for p in several[0].model.parameters()]

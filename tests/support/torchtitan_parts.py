@@ -1,4 +1,6 @@
-"""Data for torchtitan's Trainer, by its own plug-in classes: batches drawn from the step's number, so that neither files nor a tokenizer are needed."""
+"""Data for torchtitan's Trainer, by its own plug-in classes: batches drawn from the step's number,
+so that neither files nor a tokenizer are needed.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +36,24 @@ class Words(BaseTokenizer):
 
 
 class Batches(BaseDataLoader):
-    """Counts upwards from drawn tokens, which a model learns in some steps. The place is saved, as torchtitan's own loaders do."""
+    """Counts upwards from drawn tokens, which a model learns in some steps. The place is saved, as
+    torchtitan's own loaders do.
+    """
 
     @dataclass(kw_only=True, slots=True)
     class Config(BaseDataLoader.Config):
         pass
 
     def __init__(
-        self, config: Config, *, dp_world_size: int, dp_rank: int, seq_len: int, local_batch_size: int, **_: Any
-    ) -> None:  # fmt: skip
+        self,
+        config: Config,
+        *,
+        dp_world_size: int,
+        dp_rank: int,
+        seq_len: int,
+        local_batch_size: int,
+        **_: Any,
+    ) -> None:
         self.ranks, self.rank = dp_world_size, dp_rank
         self.sizes, self.given = (local_batch_size, seq_len), 0
 
@@ -60,5 +71,7 @@ class Batches(BaseDataLoader):
         return {"given": self.given, "ranks": self.ranks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """On another number of ranks, where another part of the batch is theirs, the count goes on by the tokens that were seen."""
+        """On another number of ranks, where another part of the batch is theirs, the count goes on
+        by the tokens that were seen.
+        """
         self.given = state["given"] * state["ranks"] // self.ranks

@@ -1,4 +1,6 @@
-"""Real training in test_wrappers.py and test_flat_shards.py: forward and backward passes through a wrapper, the same batches on every rank."""
+"""Real training in test_wrappers.py and test_flat_shards.py: forward and backward passes through a
+wrapper, the same batches on every rank.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +53,9 @@ class Small(nn.Module):
 
 
 def wrapped(wrapper: str) -> nn.Module:
-    """`wrapper`: one of WRAPPERS with a comma and more, as test_wrappers.py lists them; anything else is none."""
+    """`wrapper`: one of WRAPPERS with a comma and more, as test_wrappers.py lists them;
+    anything else is none.
+    """
     model: nn.Module = Small()
     kind, mixed = wrapper.partition(",")[0], "mixed" in wrapper
     if kind in ("FSDP1 orig", "FSDP1 flat"):
@@ -62,19 +66,27 @@ def wrapped(wrapper: str) -> nn.Module:
             mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "shards"))
             options |= {"sharding_strategy": ShardingStrategy.HYBRID_SHARD, "device_mesh": mesh}
         if mixed:
-            options["mixed_precision"] = MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # fmt: skip
+            options["mixed_precision"] = MixedPrecision(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+            )
         for name in ("first", "unused"):
             setattr(model, name, FullyShardedDataParallel(getattr(model, name), **options))
         return FullyShardedDataParallel(model, **options)
     if kind in ("FSDP2", "HSDP 2x2"):
         options = {"mesh": mesh_of(kind)}
         if mixed:
-            options["mp_policy"] = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)  # fmt: skip
+            options["mp_policy"] = MixedPrecisionPolicy(
+                param_dtype=torch.bfloat16, reduce_dtype=torch.float32
+            )
         for name in ("first", "unused"):
             fully_shard(getattr(model, name), **options)
         return fully_shard(model, **options)
     if kind.startswith(("DDP", "Zero")):
-        static = {"gradient_as_bucket_view": True, "static_graph": True} if "views" in wrapper else {"find_unused_parameters": True}  # fmt: skip
+        static = (
+            {"gradient_as_bucket_view": True, "static_graph": True}
+            if "views" in wrapper
+            else {"find_unused_parameters": True}
+        )
         return nn.parallel.DistributedDataParallel(model, **static)
     return model
 
@@ -98,7 +110,9 @@ def alone(kind: str, clip: str, rule: str) -> tuple[Kept, list[float]]:
 
 
 def swap(opt, step: int) -> None:
-    """Modes of an optimizer that has them: train mode, but for a look at the average halfway, and eval mode in the end."""
+    """Modes of an optimizer that has them: train mode, but for a look at the average halfway,
+    and eval mode in the end.
+    """
     if not hasattr(opt, "train"):
         return
     if step in (STEPS // 2, STEPS):
@@ -136,7 +150,9 @@ def backward(model: nn.Module, ids: torch.Tensor) -> None:
 
 
 def real(wrapper: str, clip: str = "") -> list[str]:
-    """What is not equal after training; but for the streams of random bits, which ZeroRedundancyOptimizer numbers anew."""
+    """What is not equal after training; but for the streams of random bits, which
+    ZeroRedundancyOptimizer numbers anew.
+    """
     kind = "mixed" if "mixed" in wrapper else "no_sync" if "no_sync" in wrapper else "plain"
     rule = next(rule for rule in RULES if rule in wrapper)
     model = wrapped(wrapper)
@@ -167,13 +183,19 @@ def real(wrapper: str, clip: str = "") -> list[str]:
 def _zero_unequal(model, opt, want: Kept) -> list[str]:
     """The same of ZeroRedundancyOptimizer, whose state each rank has a part of."""
     states: list = [None] * dist.get_world_size()
-    mine = {i: dict(opt.optim.state[p]) for i, p in enumerate(model.parameters()) if p in opt.optim.state}  # fmt: skip
+    mine = {
+        i: dict(opt.optim.state[p])
+        for i, p in enumerate(model.parameters())
+        if p in opt.optim.state
+    }
     dist.all_gather_object(states, mine)
     state = {i: kept for part in states for i, kept in part.items()}
     wrong = []
     for i, (name, p) in enumerate(model.module.named_parameters()):
         found = {"": p.detach(), **state[i]}
         same = found.keys() == want[name].keys()
-        if not same or not all(torch.equal(t, want[name][key]) for key, t in found.items() if key != "stream"):  # fmt: skip
+        if not same or not all(
+            torch.equal(t, want[name][key]) for key, t in found.items() if key != "stream"
+        ):
             wrong.append(name)
     return wrong

@@ -1,4 +1,6 @@
-"""What a rank does in test_world.py: every rule, format and scale on the same global gradients, sharded over the ranks, beside the same in one process."""
+"""What a rank does in test_world.py: every rule, format and scale on the same global gradients,
+sharded over the ranks, beside the same in one process.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,10 @@ def cases() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
         slot = "exp_avg" if entry["signed"] else "exp_avg_sq"
         for rounding in ("nearest", "stochastic") if entry["scaled"] else ("nearest",):
             spec = lowbit.scaled(entry["name"], rounding=rounding)
-            yield f"AdamW {entry['name']} {rounding}", functools.partial(lowbit.AdamW, state_format={slot: spec})  # fmt: skip
+            yield (
+                f"AdamW {entry['name']} {rounding}",
+                functools.partial(lowbit.AdamW, state_format={slot: spec}),
+            )
     for block in (32, 64, 512, 1024, 2048):
         specs = {"exp_avg": lowbit.scaled("dynamic4", block=block)}
         yield f"AdamW block {block}", functools.partial(lowbit.AdamW, state_format=specs)
@@ -52,37 +57,62 @@ def rules() -> Iterator[tuple[str, Callable[..., torch.optim.Optimizer]]]:
     yield "AdamW cautious", functools.partial(lowbit.AdamW, cautious=True)
     yield "Lion cautious", functools.partial(lowbit.Lion, cautious=True, weight_decay=0.1)
     yield "SGD cautious", functools.partial(lowbit.SGD, lr=0.1, momentum=0.9, cautious=True)
-    yield "Schedule-Free", functools.partial(lowbit.ScheduleFreeAdamW, lr=0.02, weight_decay=0.1, warmup_steps=3)  # fmt: skip
+    yield (
+        "Schedule-Free",
+        functools.partial(lowbit.ScheduleFreeAdamW, lr=0.02, weight_decay=0.1, warmup_steps=3),
+    )
     coded_z = {"z": lowbit.scaled("linear8", scale="rank1"), "exp_avg_sq": "4bit"}
     yield "Schedule-Free coded z", functools.partial(lowbit.ScheduleFreeAdamW, state_format=coded_z)
     yield "AdEMAMix", functools.partial(lowbit.AdEMAMix, t_alpha=3, t_beta3=3)
     for entry in ops.catalog()["param"]:
         if entry["dtype"] == "bfloat16":
-            yield f"weights {entry['name']}", functools.partial(lowbit.AdamW, param_format=entry["name"])  # fmt: skip
+            yield (
+                f"weights {entry['name']}",
+                functools.partial(lowbit.AdamW, param_format=entry["name"]),
+            )
     factored = {"exp_avg": "dynamic8", "exp_avg_sq": "factored"}
     yield "AdamW factored", functools.partial(lowbit.AdamW, state_format=factored)
     yield "Adam factored", functools.partial(lowbit.Adam, weight_decay=0.1, state_format=factored)
     yield "Adafactor", functools.partial(lowbit.Adafactor, weight_decay=0.1)
     yield "Adafactor Fira", functools.partial(lowbit.Adafactor, fira_margin=0.01, decay_by="alpha")
-    yield "Adafactor momentum", functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False)  # fmt: skip
+    yield (
+        "Adafactor momentum",
+        functools.partial(lowbit.Adafactor, beta1=0.9, beta2=0.99, relative_step=False),
+    )
     yield "Adafactor full", functools.partial(lowbit.Adafactor, beta1=0.9, factored=False)
     rank1 = lowbit.scaled("dynamic4", scale="rank1")
     measured = {
         "exp_avg": lowbit.scaled("dynamic8", scale="column", rounding="stochastic"),
         "exp_avg_sq": lowbit.scaled("dynamic8_unsigned", scale="row"),
     }
-    yield "Adafactor rank 1", functools.partial(lowbit.Adafactor, beta1=0.9, state_format={"exp_avg": rank1})  # fmt: skip
+    yield (
+        "Adafactor rank 1",
+        functools.partial(lowbit.Adafactor, beta1=0.9, state_format={"exp_avg": rank1}),
+    )
     yield "CAME", functools.partial(lowbit.CAME, weight_decay=0.1)
     yield "LAMB", functools.partial(lowbit.LAMB, weight_decay=0.1)
     small = {"update_proj_gap": 2, "weight_decay": 0.1}
     yield "APOLLO", functools.partial(lowbit.APOLLO, rank=8, **small)
-    yield "APOLLO cross-tile scales", functools.partial(lowbit.APOLLO, rank=20, state_format=measured, **small)  # fmt: skip
+    yield (
+        "APOLLO cross-tile scales",
+        functools.partial(lowbit.APOLLO, rank=20, state_format=measured, **small),
+    )
     yield "APOLLO torch", functools.partial(lowbit.APOLLO, rank=4, projection="torch", **small)
     yield "APOLLO-Mini", functools.partial(lowbit.APOLLOMini, **small)
     yield "Fira", functools.partial(lowbit.Fira, rank=8, alpha=0.5, **small)
     low = {"decay_by": "alpha", "fira_margin": 0.01, **small}
     yield "Adafactor in a subspace", functools.partial(lowbit.Adafactor, rank=8, **low)
-    yield "Adafactor in a subspace, torch", functools.partial(lowbit.Adafactor, rank=4, projection="torch", scale_type="tensor", state_format=measured["exp_avg_sq"], **low)  # fmt: skip
+    yield (
+        "Adafactor in a subspace, torch",
+        functools.partial(
+            lowbit.Adafactor,
+            rank=4,
+            projection="torch",
+            scale_type="tensor",
+            state_format=measured["exp_avg_sq"],
+            **low,
+        ),
+    )
     yield "Muon", matrices_by_muon
     yield "LARS", functools.partial(lowbit.LARS, lr=0.1, momentum=0.9, weight_decay=0.1)
 
@@ -111,7 +141,11 @@ def run(
         opt.step()
     if hasattr(opt, "eval"):
         opt.eval()
-    return {f"{key} {which}": t.detach() for key, p in params for which, t in [("", p), *opt.state[p].items()]}  # fmt: skip
+    return {
+        f"{key} {which}": t.detach()
+        for key, p in params
+        for which, t in [("", p), *opt.state[p].items()]
+    }
 
 
 @functools.cache
@@ -123,8 +157,11 @@ def alone(name: str) -> dict[str, torch.Tensor]:
 def differs(name: str, found: dict[str, torch.Tensor]) -> list[str]:
     """What is not, byte for byte, this rank's part of what one process has."""
     want = alone(name)
-    return [f"{name}: {key}" for key in sorted(found.keys() | want.keys())
-            if key not in found or key not in want or not equal(found[key], want[key])]  # fmt: skip
+    return [
+        f"{name}: {key}"
+        for key in sorted(found.keys() | want.keys())
+        if key not in found or key not in want or not equal(found[key], want[key])
+    ]
 
 
 def sharded(mesh: DeviceMesh, placements: list[Any], t: torch.Tensor) -> torch.Tensor:
@@ -149,7 +186,9 @@ def compare(ranks: int) -> tuple[int, list[str]]:
         cut = {name: make for name, make in rules() if not name.startswith(low_rank)}
         ways.append((", columns", cut, functools.partial(by_columns, mesh)))
     if ranks == 4:  # two replicas of two shards
-        hybrid = functools.partial(sharded, init_device_mesh("cpu", (2, 2)), [Replicate(), Shard(0)])  # fmt: skip
+        hybrid = functools.partial(
+            sharded, init_device_mesh("cpu", (2, 2)), [Replicate(), Shard(0)]
+        )
         ways.append((", HSDP", dict(rules()), hybrid))
     for way, made, place in ways:
         for name, make in made.items():
@@ -159,7 +198,9 @@ def compare(ranks: int) -> tuple[int, list[str]]:
 
 
 def one_byte_off() -> list[str]:
-    """A comparison that could not fail would prove nothing: the last rank's part is changed in one byte, and rank 0's is not."""
+    """A comparison that could not fail would prove nothing: the last rank's part is changed in one
+    byte, and rank 0's is not.
+    """
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     name = "AdamW dynamic8 nearest"
     found = run(name, dict(cases())[name], functools.partial(sharded, mesh, [Shard(0)]))

@@ -1,4 +1,6 @@
-"""A model of named units with parameters alone, and every wrapper that test_wrappers.py and test_matrix.py put around one."""
+"""A model of named units with parameters alone, and every wrapper that test_wrappers.py and
+test_matrix.py put around one.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ class Model(nn.Module):
             self.add_module(name, Unit(name, shapes, dtype, seed))
 
     def forward(self) -> torch.Tensor:
-        return sum(p.float().square().sum() for p in self.parameters())  # type: ignore[return-value]
+        squares = [p.float().square().sum() for p in self.parameters()]
+        return sum(squares)  # type: ignore[return-value]
 
 
 BY_COLUMNS = ("square", "wide", "long", "up", "down")  # dimension 1 of these under "row"
@@ -64,7 +67,9 @@ def mesh_of(wrapper: str) -> DeviceMesh:
 
 
 def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
-    """The model in a wrapper, by its name in the tables. "row" cuts BY_COLUMNS on dimension 1, whatever else tensor parallelism cuts on dimension 0."""
+    """The model in a wrapper, by its name in the tables. "row" cuts BY_COLUMNS on dimension 1,
+    whatever else tensor parallelism cuts on dimension 0.
+    """
     if wrapper in ("single", "flat slices"):
         return model
     if wrapper in ("DDP", "ZeroRedundancyOptimizer"):
@@ -95,7 +100,9 @@ def wrapped(model: nn.Module, wrapper: str) -> nn.Module:
         else:
             experts_mesh, mesh = mesh["shards"], mesh._flatten("all")
         fully_shard(model.experts, mesh=experts_mesh)
-    offload = {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if wrapper == "CPU offload" else {}  # fmt: skip
+    offload = (
+        {"offload_policy": CPUOffloadPolicy(pin_memory=False)} if wrapper == "CPU offload" else {}
+    )
     for unit in model.children():
         if not isinstance(unit, FSDPModule):
             fully_shard(unit, mesh=mesh, **offload)
@@ -111,7 +118,9 @@ def stage(model: nn.Module, number: int, stages: int) -> nn.Module:
 
 
 def cut(model: nn.Module, mesh: DeviceMesh, by_columns: bool, only: Sequence[str] | None) -> None:
-    """Parameters become DTensors on a mesh of one dimension, as tensor and expert parallelism leave them."""
+    """Parameters become DTensors on a mesh of one dimension,
+    as tensor and expert parallelism leave them.
+    """
     for unit in model.children():
         for key, p in list(unit.named_parameters()):
             if only is not None and key not in only:

@@ -1,4 +1,6 @@
-"""Checkpoints as a user of each wrapper writes and reads them, for test_wrappers.py and test_flat_shards.py."""
+"""Checkpoints as a user of each wrapper writes and reads them,
+for test_wrappers.py and test_flat_shards.py.
+"""
 
 from __future__ import annotations
 
@@ -21,9 +23,9 @@ def state_of(wrapper: str, model, opt) -> dict:
     return {"model": get_model_state_dict(model), "optim": get_optimizer_state_dict(model, opt)}
 
 
-Runs = dict[
-    str, tuple
-]  # a model and its optimizer by the name that they have in the checkpoint, or "" where they are all of it
+# a model and its optimizer by the name that they have in the checkpoint,
+# or "" where they are all of it
+Runs = dict[str, tuple]
 
 
 def _tree(parts: dict[str, dict]) -> dict:
@@ -38,7 +40,8 @@ def save(wrapper: str, runs: Runs, path: pathlib.Path) -> None:
 def load(wrapper: str, runs: Runs, path: pathlib.Path) -> None:
     states = {name: state_of(wrapper, *run) for name, run in runs.items()}
     if wrapper.startswith("FSDP1"):
-        # Models by themselves: an FSDP1 model's ShardedTensor without a local shard makes torch 2.13 look for 2.3's names of everything loaded beside it.
+        # Models by themselves: an FSDP1 model's ShardedTensor without a local shard makes torch
+        # 2.13 look for 2.3's names of everything loaded beside it.
         optim = {name: {"optim": state["optim"]} for name, state in states.items()}
         models = [{name: {"model": state["model"]}} for name, state in states.items()]
         for part in (optim, *models):

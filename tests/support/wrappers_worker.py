@@ -1,4 +1,6 @@
-"""What a rank does in test_wrappers.py: the same global gradients under any wrapper, and everything that is here beside what one process has."""
+"""What a rank does in test_wrappers.py: the same global gradients under any wrapper, and everything
+that is here beside what one process has.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,10 @@ UNITS = {
     "e": {"frozen": (5, 33)},
 }
 REAL_UNITS = {
-    **UNITS, "a": {"square": (896, 896), "vector": (1000,)}, "b": {"wide": (2880, 1408), "odd": (1000, 77)}
-}  # fmt: skip
+    **UNITS,
+    "a": {"square": (896, 896), "vector": (1000,)},
+    "b": {"wide": (2880, 1408), "odd": (1000, 77)},
+}
 FORMATS = {
     "8bit": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5),
     "4bit": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="4bit"),
@@ -41,28 +45,55 @@ FORMATS = {
 }
 # Of parameters of the sizes that models have.
 REAL = "8bit, real sizes"
-# Beyond the table: scales of two numbers, scales that cover more, two factored moments, norms, and what is kept beside weights.
+# Beyond the table: scales of two numbers, scales that cover more, two factored moments, norms, and
+# what is kept beside weights.
 MORE = {
-    "log8, Kahan": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format="log8", param_format="bfloat16_kahan"),
-    "Schedule-Free": lambda p: lowbit.ScheduleFreeAdamW(p, lr=1e-2, seed=5, warmup_steps=4, weight_decay=0.1),
-    "Schedule-Free, split8": lambda p: lowbit.ScheduleFreeAdamW(p, lr=1e-2, seed=5, param_format="bfloat16_split8"),
+    "log8, Kahan": lambda p: lowbit.AdamW(
+        p, lr=1e-2, seed=5, state_format="log8", param_format="bfloat16_kahan"
+    ),
+    "Schedule-Free": lambda p: lowbit.ScheduleFreeAdamW(
+        p, lr=1e-2, seed=5, warmup_steps=4, weight_decay=0.1
+    ),
+    "Schedule-Free, split8": lambda p: lowbit.ScheduleFreeAdamW(
+        p, lr=1e-2, seed=5, param_format="bfloat16_split8"
+    ),
     "cautious": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, cautious=True),
     "LAMB, split16": lambda p: lowbit.LAMB(p, lr=1e-2, seed=5, param_format="bfloat16_split16"),
     "CAME": lambda p: lowbit.CAME(p, lr=1e-2, seed=5),
-    "two lengths, by chance": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5, state_format={
-        "exp_avg": lowbit.scaled("dynamic8", block=2048, rounding="stochastic"), "exp_avg_sq": lowbit.scaled("power1_8_unsigned", block=64)}),
-    "rows": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="row")),
-    "columns": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="column")),
-    "tensor": lambda p: lowbit.Lion(p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="tensor")),
-}  # fmt: skip
+    "two lengths, by chance": lambda p: lowbit.AdamW(
+        p,
+        lr=1e-2,
+        seed=5,
+        state_format={
+            "exp_avg": lowbit.scaled("dynamic8", block=2048, rounding="stochastic"),
+            "exp_avg_sq": lowbit.scaled("power1_8_unsigned", block=64),
+        },
+    ),
+    "rows": lambda p: lowbit.Lion(
+        p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="row")
+    ),
+    "columns": lambda p: lowbit.Lion(
+        p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="column")
+    ),
+    "tensor": lambda p: lowbit.Lion(
+        p, lr=1e-2, seed=5, state_format=lowbit.scaled("linear8", scale="tensor")
+    ),
+}
 MAKE = {**FORMATS, **MORE, REAL: FORMATS["8bit"]}
 # What is trained side by side and kept in one checkpoint.
 TOGETHER = {"formats": [*FORMATS], "more": [*MORE], REAL: [REAL]}
 # Wrapper: ranks.
 WRAPPERS = {
-    "single": 1, "DDP": 2, "FSDP1 orig": 4, "FSDP1 flat": 3, "FSDP2": 4, "HSDP 2x2": 4,
-    "TP x FSDP 2x2 row": 4, "TP x FSDP 2x2 col": 4, "CPU offload": 2,
-}  # fmt: skip
+    "single": 1,
+    "DDP": 2,
+    "FSDP1 orig": 4,
+    "FSDP1 flat": 3,
+    "FSDP2": 4,
+    "HSDP 2x2": 4,
+    "TP x FSDP 2x2 row": 4,
+    "TP x FSDP 2x2 col": 4,
+    "CPU offload": 2,
+}
 
 
 class Model(wrap.Model):
@@ -83,7 +114,9 @@ def build(wrapper: str, name: str, seed: int = 0, dtype: torch.dtype = torch.bfl
 
 
 def global_gradient(name: str, step: int, shape, dtype: torch.dtype) -> torch.Tensor:
-    """Of a parameter's name and the step alone; not to be written to. Of the largest, one is drawn and moved on by each step: drawing takes longer than stepping."""
+    """Of a parameter's name and the step alone; not to be written to. Of the largest, one is drawn
+    and moved on by each step: drawing takes longer than stepping.
+    """
     if math.prod(shape) < 1 << 17:
         return _kept_gradient(name, step, tuple(shape), dtype)
     drawn = _kept_gradient(name, 0, tuple(shape), dtype)
@@ -122,8 +155,13 @@ def set_grads(opt, step: int) -> None:
                 owner.grad[at : at + end - begin] = grad.reshape(-1)[begin:end]
         elif isinstance(p, DTensor):
             p.grad = DTensor.from_local(
-                chunk(grad, p).clone(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=grad.stride()
-            )  # fmt: skip
+                chunk(grad, p).clone(),
+                p.device_mesh,
+                p.placements,
+                run_check=False,
+                shape=p.shape,
+                stride=grad.stride(),
+            )
         else:
             p.grad = grad.clone()
 
@@ -156,14 +194,16 @@ def kept_of(model: nn.Module, opt) -> Kept:
 
 
 def unequal(opt, want: Kept, without: tuple[str, ...] = ()) -> list[str]:
-    """The parameters of which what is here are not the bytes that one process has there: weight, or state."""
+    """The parameters of which what is here are not the bytes that one process has there: weight,
+    or state.
+    """
     state = fsdp1.get_state_dict(opt)["state"]
     members = {name_of(p, name): p for _, p, name, _ in opt.members()}
     wrong = {f"{name} is missing" for name in want.keys() - members.keys()}
     for name, p in members.items():
         found = {"": p.detach() if isinstance(p, torch.Tensor) else p, **state.get(name, {})}
         keys = (found.keys() | want[name].keys()) - set(without)
-        if not all(k in found and k in want[name] and equal(found[k], want[name][k]) for k in keys):  # fmt: skip
+        if not all(k in found and k in want[name] and equal(found[k], want[name][k]) for k in keys):
             wrong.add(name)
     return sorted(wrong)
 
@@ -182,7 +222,9 @@ def train(wrapper: str, which: str, folder: str) -> list[tuple[str, str]]:
 
 
 def resume(wrapper: str, which: str, sources: list[str], folder: str) -> list[tuple[str, str]]:
-    """What is not equal after loading what each of the other wrappers saved, and after 2 steps more; from the first of them 10."""
+    """What is not equal after loading what each of the other wrappers saved, and after 2 steps
+    more; from the first of them 10.
+    """
     wrong = []
     runs = {name: build(wrapper, name, seed=1) for name in TOGETHER[which]}
     for source in sources:
@@ -191,7 +233,9 @@ def resume(wrapper: str, which: str, sources: list[str], folder: str) -> list[tu
         load(wrapper, runs, pathlib.Path(folder) / f"{source} {which}")
         end = 20 if source == sources[0] else 12
         for name, (_, opt) in runs.items():
-            wrong += [(name, f"{key}, loaded from {source}") for key in unequal(opt, alone(name)[10])]  # fmt: skip
+            wrong += [
+                (name, f"{key}, loaded from {source}") for key in unequal(opt, alone(name)[10])
+            ]
             take_steps(opt, 10, end)
             wrong += [(name, f"{key}, from {source}") for key in unequal(opt, alone(name)[end])]
     return wrong

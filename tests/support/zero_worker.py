@@ -1,4 +1,6 @@
-"""Ranks of test_zero_redundancy.py: ZeroRedundancyOptimizer over named groups beside one plain optimizer, from the same gradients."""
+"""Ranks of test_zero_redundancy.py: ZeroRedundancyOptimizer over named groups beside one plain
+optimizer, from the same gradients.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,8 @@ import lowbit
 
 OPTIONS: dict[str, Any] = {"lr": 1e-2, "param_format": "bfloat16_stochastic"}
 FEW = lowbit.override("*ond.weight", state_format="4bit")
-# Each with what its parameters are grouped by; a rank has whole parameters, so none of them needs a collective.
+# Each with what its parameters are grouped by; a rank has whole parameters,
+# so none of them needs a collective.
 RULES: dict[str, tuple[Any, dict[str, Any]]] = {
     "SGD": (lowbit.SGD, {"momentum": 0.9}),
     "Lion": (lowbit.Lion, {"cautious": True}),
@@ -52,14 +55,18 @@ def train(net: torch.nn.Module, opt: torch.optim.Optimizer, begin: int, end: int
 
 def inner(net: torch.nn.Module, opt: ZeroRedundancyOptimizer) -> dict[str, dict[str, torch.Tensor]]:
     """The state of every parameter by its name in the model, from whichever rank steps it."""
-    mine = {name: dict(opt.optim.state[p]) for name, p in net.named_parameters() if p in opt.optim.state}  # fmt: skip
+    mine = {
+        name: dict(opt.optim.state[p]) for name, p in net.named_parameters() if p in opt.optim.state
+    }
     parts: list = [None] * dist.get_world_size()
     dist.all_gather_object(parts, mine)
     return {name: state for part in parts for name, state in part.items()}
 
 
 def unequal(net: Any, opt: Any, alone: Any, plain: Any) -> list[str]:
-    """What ZeroRedundancyOptimizer has otherwise than a plain optimizer, streams of random bits included."""
+    """What ZeroRedundancyOptimizer has otherwise than a plain optimizer,
+    streams of random bits included.
+    """
     states, wrong = inner(net, opt), []
     for (name, p), q in zip(net.named_parameters(), alone.parameters(), strict=True):
         want = {"": q.detach(), **plain.state[q]}
@@ -82,7 +89,9 @@ def same_bits(overridden: bool) -> list[str]:
 
 
 def same_bits_of(rule: str, views: bool = False) -> list[str]:
-    """Under another rule; `views`: parameters are views of buckets, which ZeroRedundancyOptimizer broadcasts whole."""
+    """Under another rule; `views`: parameters are views of buckets,
+    which ZeroRedundancyOptimizer broadcasts whole.
+    """
     net, alone = model(), model()
     cls, options = RULES[rule]
     groups = lowbit.muon_param_groups if cls is lowbit.MuonWithAdamW else lowbit.param_groups
@@ -114,7 +123,9 @@ def names_said() -> list[str]:
 
 
 def resumed() -> list[str]:
-    """Through a consolidated state dict: into ZeroRedundancyOptimizer, and into a plain optimizer."""
+    """Through a consolidated state dict: into ZeroRedundancyOptimizer,
+    and into a plain optimizer.
+    """
     alone = model()
     plain = lowbit.AdamW(lowbit.param_groups(alone), **OPTIONS)
     net = model()
@@ -172,7 +183,9 @@ def continued(rule: str, folder: str) -> list[str]:
 
 
 def overlapped() -> str:
-    """What torch says of `overlap_with_ddp`, for which it knows functional forms of its own optimizers alone."""
+    """What torch says of `overlap_with_ddp`,
+    for which it knows functional forms of its own optimizers alone.
+    """
     net = model()
     try:
         sharded(net.parameters(), overlap_with_ddp=True)

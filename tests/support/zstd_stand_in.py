@@ -1,5 +1,5 @@
-"""As much of the package `zstandard` as torch's ZStandard extension uses, on the system's libzstd: frames without a content size, written in pieces, as
-the package's stream writer leaves them."""
+"""As much of the package `zstandard` as torch's ZStandard extension uses, on the system's libzstd:
+frames without a content size, written in pieces, as the package's stream writer leaves them."""
 
 from __future__ import annotations
 
@@ -105,7 +105,9 @@ def decompress(data: bytes) -> bytes:
 
 
 def install() -> bool:
-    """Lets torch's extension use it where neither of the packages it looks for is there; whether it can be used at all."""
+    """Lets torch's extension use it where neither of the packages it looks for is there;
+    whether it can be used at all.
+    """
     from torch.distributed.checkpoint import _extension
 
     if _extension.ZStandard.is_available():

@@ -1,1 +1,3 @@
-"""Storage for torch.distributed.checkpoint: Writer and Reader, what ranks tell each other, and the folder that appears whole or not at all."""
+"""Storage for torch.distributed.checkpoint: Writer and Reader, what ranks tell each other, and the
+folder that appears whole or not at all.
+"""

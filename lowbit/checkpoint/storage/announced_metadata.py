@@ -1,7 +1,9 @@
-"""A save's metadata as it comes to the ranks that did not write it: bytes, which become objects only where somebody asks.
+"""A save's metadata as it comes to the ranks that did not write it: bytes, which become objects
+only where somebody asks.
 
-torch sends the metadata of the whole checkpoint to all ranks and returns it from `dcp.save`, where hardly anybody looks at it. As objects it has some
-twenty for each tensor and rank, and each rank would build them all.
+torch sends the metadata of the whole checkpoint to all ranks and returns it from `dcp.save`, where
+hardly anybody looks at it. As objects it has some twenty for each tensor and rank, and each rank
+would build them all.
 """
 
 from __future__ import annotations
@@ -14,7 +16,9 @@ from torch.distributed.checkpoint.metadata import Metadata
 
 
 def announce(metadata: Metadata, content: bytes) -> None:
-    """Has the next pickle of the metadata, which goes to all ranks, carry `content`, the metadata's own pickle, as it is."""
+    """Has the next pickle of the metadata, which goes to all ranks, carry `content`,
+    the metadata's own pickle, as it is.
+    """
     metadata.__dict__["_content"] = content
     metadata.__class__ = _Announced
 
@@ -29,7 +33,9 @@ class _Announced(Metadata):
 
 
 class Received(Metadata):
-    """Metadata that becomes torch's own in the moment in which an attribute of it is read or set."""
+    """Metadata that becomes torch's own in the moment in which an attribute of it is read or
+    set.
+    """
 
     def __init__(self, content: bytes) -> None:
         self.__dict__["_content"] = content

@@ -1,4 +1,6 @@
-"""The parameters that each rank's groups have. torch's planner keeps one rank's word where several save a value under one name."""
+"""The parameters that each rank's groups have. torch's planner keeps one rank's word where several
+save a value under one name.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,9 @@ _GROUPS = "param_groups"
 
 
 def group_names(planner: SavePlanner) -> dict[str, str]:
-    """Digests of the parameters in each `param_groups` of what a planner saves, by its flat name. None of a planner that does not flatten."""
+    """Digests of the parameters in each `param_groups` of what a planner saves, by its flat name.
+    None of a planner that does not flatten.
+    """
     state_dict, paths = getattr(planner, "state_dict", None), getattr(planner, "mappings", None)
     if not state_dict or not paths:
         return {}
@@ -33,7 +37,9 @@ def group_names(planner: SavePlanner) -> dict[str, str]:
 
 
 def _parameters(path: Sequence[Any], value: Any) -> list[tuple[Any, ...]]:
-    """(group, place, parameter) of all in a value, which is all groups, one of them, its parameters or one parameter."""
+    """(group, place, parameter) of all in a value, which is all groups, one of them,
+    its parameters or one parameter.
+    """
     if not path:
         groups = value if isinstance(value, Sequence) else ()
         return [one for i, group in enumerate(groups) for one in _parameters((i,), group)]
@@ -48,14 +54,17 @@ def _parameters(path: Sequence[Any], value: Any) -> list[tuple[Any, ...]]:
 
 
 def check_group_names(ranks: Sequence[Mapping[str, str]]) -> None:
-    """Raises CheckpointError if ranks have other parameters in groups of one name: only one rank's would be in the checkpoint."""
+    """Raises CheckpointError if ranks have other parameters in groups of one name: only one rank's
+    would be in the checkpoint.
+    """
     first: dict[str, tuple[int, str]] = {}
     for rank, said in enumerate(ranks):
         for name, digest in said.items():
             before, expected = first.setdefault(name, (rank, digest))
             if digest != expected:
                 raise CheckpointError(
-                    f"ranks {before} and {rank} have other parameters in {name}, as stages of a pipeline do, and torch keeps those of "
-                    "one rank: the others could not load their settings. Save flat names: "
+                    f"ranks {before} and {rank} have other parameters in {name}, as stages of a "
+                    "pipeline do, and torch keeps those of one rank: the others could not load "
+                    "their settings. Save flat names: "
                     "StateDictOptions(flatten_optimizer_state_dict=True)"
                 )

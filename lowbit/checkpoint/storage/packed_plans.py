@@ -1,7 +1,9 @@
-"""Plans and results as ranks send them to each other: as rows of plain values. Pickling each item as an object takes several times as long.
+"""Plans and results as ranks send them to each other: as rows of plain values. Pickling each item
+as an object takes several times as long.
 
-torch gathers the plans of all ranks, and what they wrote, at a coordinator, while everybody waits. What comes back to a rank is what it sent, or what it
-sent with other numbers: no item travels twice.
+torch gathers the plans of all ranks, and what they wrote, at a coordinator, while everybody waits.
+What comes back to a rank is what it sent, or what it sent with other numbers: no item travels
+twice.
 """
 
 from __future__ import annotations
@@ -50,7 +52,8 @@ _SENT: weakref.WeakValueDictionary[str, Items | Results] = weakref.WeakValueDict
 class Items(list[Any]):
     """Items that are pickled as rows.
 
-    `key` names those that a rank has sent, and `rank` that rank: there they come back without their rows.
+    `key` names those that a rank has sent,
+    and `rank` that rank: there they come back without their rows.
     """
 
     key, rank = "", -1
@@ -64,7 +67,9 @@ class Items(list[Any]):
 
 
 class Numbered(list[WriteItem]):
-    """Some items of a rank with new numbers, pickled as their places and numbers: the rank has the rest."""
+    """Some items of a rank with new numbers,
+    pickled as their places and numbers: the rank has the rest.
+    """
 
     key = ""
     rows: tuple[tuple[int, int | None], ...] = ()
@@ -74,7 +79,8 @@ class Numbered(list[WriteItem]):
 
 
 class Results(list[WriteResult]):
-    """What a rank wrote, pickled as rows. Where it comes back to the process that it was made in, it is this list again.
+    """What a rank wrote, pickled as rows. Where it comes back to the process that it was made in,
+    it is this list again.
 
     `groups` goes with it: the names of its parameter groups' parameters.
     """
@@ -84,10 +90,18 @@ class Results(list[WriteResult]):
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         rows = [
-            (*_index(r.index), r.size_in_bytes, at.relative_path, at.offset, at.length, digest, tiles)
+            (
+                *_index(r.index),
+                r.size_in_bytes,
+                at.relative_path,
+                at.offset,
+                at.length,
+                digest,
+                tiles,
+            )
             for r in self
             for at, digest, tiles in (r.storage_data,)
-        ]  # fmt: skip
+        ]
         return _received_results, (self.key, rows, self.groups)
 
 
@@ -107,7 +121,9 @@ def packed(items: list[Any]) -> list[Any]:
 
 
 def sent(items: list[Any], rank: int, here: bool = False) -> list[Any]:
-    """A rank's items on their way to the coordinator, `here` where that is this rank itself. They must live until they have come back."""
+    """A rank's items on their way to the coordinator, `here` where that is this rank itself. They
+    must live until they have come back.
+    """
     if not _packable(items):
         return items
     out = Items(items)
@@ -117,7 +133,9 @@ def sent(items: list[Any], rank: int, here: bool = False) -> list[Any]:
 
 
 def returned(items: list[Any], rank: int) -> list[Any]:
-    """The items that the coordinator has for a rank: only their name, where it is the rank that sent them, and they are as they came."""
+    """The items that the coordinator has for a rank: only their name, where it is the rank that
+    sent them, and they are as they came.
+    """
     if not (isinstance(items, Items) and items.key and items.rank == rank):
         return packed(items)
     if len(items) != len(items.seen) or not all(map(operator.is_, items, items.seen)):
@@ -128,9 +146,11 @@ def returned(items: list[Any], rank: int) -> list[Any]:
 
 
 def numbered(items: list[WriteItem], came: Any) -> list[WriteItem]:
-    """The items that the coordinator has for a rank: those that came from there, but for their numbers, where it left out others at most.
+    """The items that the coordinator has for a rank: those that came from there, but for their
+    numbers, where it left out others at most.
 
-    `came` is used up: a planner that keeps plans may bring it again in a later save, when the rank has let its own go.
+    `came` is used up: a planner that keeps plans may bring it again in a later save,
+    when the rank has let its own go.
     """
     if not (isinstance(came, Items) and came.key):
         return packed(items)
@@ -152,7 +172,12 @@ def numbered(items: list[WriteItem], came: Any) -> list[WriteItem]:
 
 def _same(item: WriteItem, own: WriteItem) -> bool:
     """Whether they differ in their numbers alone. A planner's change makes another object."""
-    return type(item) is WriteItem and item.type is own.type and item.tensor_data is own.tensor_data and item.bytes_io_data is None  # fmt: skip
+    return (
+        type(item) is WriteItem
+        and item.type is own.type
+        and item.tensor_data is own.tensor_data
+        and item.bytes_io_data is None
+    )
 
 
 def _packable(items: list[Any]) -> bool:
@@ -214,13 +239,21 @@ def rows_of(items: list[Any]) -> tuple[str, _Rows, list[Any]]:
     """Rows, and what they refer to by number."""
     if items and type(items[0]) is WriteItem:
         return ("write", *_write_rows(items))
-    return "read", [
-        (
-            item.type is LoadItemType.BYTE_IO, *_index(item.dest_index), tuple(item.dest_offsets),
-            *_index(item.storage_index), tuple(item.storage_offsets), tuple(item.lengths),
-        )
-        for item in items
-    ], []  # fmt: skip
+    return (
+        "read",
+        [
+            (
+                item.type is LoadItemType.BYTE_IO,
+                *_index(item.dest_index),
+                tuple(item.dest_offsets),
+                *_index(item.storage_index),
+                tuple(item.storage_offsets),
+                tuple(item.lengths),
+            )
+            for item in items
+        ],
+        [],
+    )
 
 
 def _index(index: MetadataIndex) -> tuple[Any, ...]:
@@ -233,8 +266,12 @@ def _reads(rows: _Rows) -> Iterable[ReadItem]:
     for value, name, at, number, to, source, start, place, begin, lengths in rows:
         yield ReadItem(
             LoadItemType.BYTE_IO if value else LoadItemType.TENSOR,
-            MetadataIndex(name, at, number), size(to), MetadataIndex(source, start, place), size(begin), size(lengths),
-        )  # fmt: skip
+            MetadataIndex(name, at, number),
+            size(to),
+            MetadataIndex(source, start, place),
+            size(begin),
+            size(lengths),
+        )
 
 
 def _write_rows(items: list[WriteItem]) -> tuple[_Rows, list[Any]]:
@@ -252,7 +289,9 @@ def _write_rows(items: list[WriteItem]) -> tuple[_Rows, list[Any]]:
         number = numbers.setdefault(key, len(shared))
         if number == len(shared):
             shared.append(p)
-        rows.append((*row, tuple(data.chunk.offsets), tuple(data.chunk.sizes), number, tuple(data.size)))  # fmt: skip
+        rows.append(
+            (*row, tuple(data.chunk.offsets), tuple(data.chunk.sizes), number, tuple(data.size))
+        )
     return rows, shared
 
 

@@ -34,11 +34,13 @@ def partial_path(path: str) -> str:
 class PartialFolder:
     """The folder of one save, as its coordinator has it: made anew, then published or removed.
 
-    What a killed save left is removed first: nobody holds the lock on it any more. So is what a failed one of this process left.
-    A checkpoint that a killed save had renamed, because the file system cannot exchange two folders, gets its name back.
+    What a killed save left is removed first: nobody holds the lock on it any more. So is what a
+    failed one of this process left. A checkpoint that a killed save had renamed, because the file
+    system cannot exchange two folders, gets its name back.
 
     Raises:
-        CheckpointError: the target may not be replaced, another save to it is running, or the folder cannot be made.
+        CheckpointError: the target may not be replaced, another save to it is running,
+            or the folder cannot be made.
     """
 
     thread: threading.Thread  # that makes it
@@ -51,8 +53,11 @@ class PartialFolder:
         self.temporary = os.path.join(os.path.realpath(parent or "."), name)
         native().check_target(os.fsencode(path), overwrite)
         last = _OPEN.get(self.temporary)
-        # One thread makes a save from plan to end, so that of this thread, or of one that is gone, has failed.
-        if last is not None and (last.thread is threading.current_thread() or not last.thread.is_alive()):  # fmt: skip
+        # One thread makes a save from plan to end, so that of this thread, or of one that is gone,
+        # has failed.
+        if last is not None and (
+            last.thread is threading.current_thread() or not last.thread.is_alive()
+        ):
             last.drop()
         try:
             if os.path.lexists(self.temporary):
@@ -84,14 +89,18 @@ class PartialFolder:
         _OPEN[self.temporary] = self
 
     def _check_owner(self, locked: bool = True) -> None:
-        """Two saves that begin or end in the same moment may take each other's folder for one of a killed save."""
+        """Two saves that begin or end in the same moment may take each other's folder for one of a
+        killed save.
+        """
         if not locked or not _owns(self._lock, self.temporary):
             raise CheckpointError(
                 f"another save to {self.path} is running: it has taken {self.temporary}", code=2
             )
 
     def _put_back(self) -> bool:
-        """Between two renames nothing had the name. Without its metadata, the old one was being removed."""
+        """Between two renames nothing had the name. Without its metadata,
+        the old one was being removed.
+        """
         path, old = self.path.rstrip("/"), f"{self.temporary}.old"
         if os.path.lexists(path) or not os.path.isfile(os.path.join(old, ".metadata")):
             return False
@@ -101,7 +110,8 @@ class PartialFolder:
     def _check_idle(self) -> None:
         if not stat.S_ISDIR(os.lstat(self.temporary).st_mode):
             raise CheckpointError(
-                f"{self.temporary} is not a folder written by a save and blocks this one; remove it",
+                f"{self.temporary} is not a folder written by a save "
+                "and blocks this one; remove it",
                 code=2,
             )
         try:
@@ -113,8 +123,9 @@ class PartialFolder:
                 if not _locked(lock):
                     who = os.read(lock, 200).decode(errors="replace").split()
                     raise CheckpointError(
-                        f"another save to {self.path} is running: process {who[-1] if who else '?'} on "
-                        f"{who[0] if who else '?'} writes {self.temporary}",
+                        f"another save to {self.path} is running: process "
+                        f"{who[-1] if who else '?'} on {who[0] if who else '?'} writes "
+                        f"{self.temporary}",
                         code=2,
                     )
             finally:
@@ -123,7 +134,9 @@ class PartialFolder:
     def places(
         self, written: dict[MetadataIndex, _StorageInfo]
     ) -> dict[MetadataIndex, _StorageInfo]:
-        """Where everything lies from now on: among other files, the ranks' files get names that none there has."""
+        """Where everything lies from now on: among other files,
+        the ranks' files get names that none there has.
+        """
         self._number = native().file_number(os.fsencode(self.path))
         if self._number < 0:
             return written
@@ -131,20 +144,29 @@ class PartialFolder:
         new = {name: f"{name.rpartition('_')[0]}_{self._number}.distcp" for name in old}
         for name in old:
             os.rename(os.path.join(self.temporary, name), os.path.join(self.temporary, new[name]))
-        return {i: dataclasses.replace(at, relative_path=new[at.relative_path]) for i, at in written.items()}  # fmt: skip
+        return {
+            i: dataclasses.replace(at, relative_path=new[at.relative_path])
+            for i, at in written.items()
+        }
 
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
-        """Writes `.metadata` and `lowbit.json`, and gives the folder its name in one step; an old checkpoint of that name goes then.
+        """Writes `.metadata` and `lowbit.json`, and gives the folder its name in one step; an old
+        checkpoint of that name goes then.
 
-        Where other files have that folder, they stay, and it gets the files of this one: `.metadata` last, in one step.
+        Where other files have that folder, they stay, and it gets the files of this one:
+        `.metadata` last, in one step.
         """
         self._check_owner()
         self._put("lowbit.json", digests)
         self._put(".metadata", index)
         self._check_owner()
         native().publish(
-            os.fsencode(self.temporary), os.fsencode(self.path), self.overwrite, self.sync, self._number
-        )  # fmt: skip
+            os.fsencode(self.temporary),
+            os.fsencode(self.path),
+            self.overwrite,
+            self.sync,
+            self._number,
+        )
         self._remove.detach()
         if self._number < 0:
             with contextlib.suppress(OSError):  # until now it kept others from the folder
@@ -162,7 +184,11 @@ class PartialFolder:
         except OSError as error:  # Python's own names no file
             final = os.path.join(self.path, name)
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            said = f"the disk is full while {final} is written" if full else f"cannot write {final}: {error.strerror}"  # fmt: skip
+            said = (
+                f"the disk is full while {final} is written"
+                if full
+                else f"cannot write {final}: {error.strerror}"
+            )
             raise CheckpointError(said) from error
 
     def drop(self) -> None:
@@ -187,7 +213,9 @@ def _close(lock: int) -> None:
 
 
 def _close_in_child() -> None:
-    """A fork shares the locks of its parent, and would keep them when the parent has ended: a worker of a data loader, say."""
+    """A fork shares the locks of its parent, and would keep them when the parent has ended: a
+    worker of a data loader, say.
+    """
     for lock in _LOCKS:
         with contextlib.suppress(OSError):
             os.close(lock)

@@ -46,37 +46,48 @@ COPIED = 256 << 20  # bytes that are read at a time for tensors which cannot be 
 
 
 class Reader(Storage, StorageReader):
-    """Reads what `dcp.load` loads from a directory of torch.distributed.checkpoint, whoever wrote it, and executes nothing of it.
+    """Reads what `dcp.load` loads from a directory of torch.distributed.checkpoint, whoever wrote
+    it, and executes nothing of it.
 
-    A rank reads the bytes of its own shards, from C++, without the GIL, and straight into its tensors where these lie row-major on the
-    CPU in the file's dtype. Digests are verified before values are used:
+    A rank reads the bytes of its own shards, from C++, without the GIL, and straight into its
+    tensors where these lie row-major on the CPU in the file's dtype. Digests are verified before
+    values are used:
 
-    - A chunk that `Writer` or lowbit-ckpt wrote has digests of its parts. Those parts are read that a shard touches.
+    - A chunk that `Writer` or lowbit-ckpt wrote has digests of its parts.
+      Those parts are read that a shard touches.
     - A small chunk, or one of an older lowbit-ckpt, has one digest, and is read whole.
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
-    Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and io.BytesIO in it, and written anew for torch's
-    planner, which unpickles them: nothing of the file reaches it. They are verified too: by their digest in lowbit.json, else by their CRC-32.
+    Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and
+    io.BytesIO in it, and written anew for torch's planner, which unpickles them: nothing of the
+    file reaches it. They are verified too: by their digest in lowbit.json, else by their CRC-32.
     Any other value is refused by name, if the state dict asks for it.
 
-    What several ranks need, a replicated tensor or a shard of HSDP, one of them reads, and the others receive it from there: each byte leaves
-    the storage once. The reads are dealt out by bytes.
+    What several ranks need, a replicated tensor or a shard of HSDP, one of them reads, and the
+    others receive it from there: each byte leaves the storage once. The reads are dealt out by
+    bytes.
 
     Args:
         path: the folder, or its URL; `checkpoint_id=` of `dcp.load` replaces it.
         thread_count: threads of this rank that read; 1 by default.
-        verify: False reads the bytes that are needed (short rows with what lies between), and verifies none of them; True by default.
-        share_reads: False has each rank read all that it needs by itself; True by default. A planner of your own whose `finish_plan` may raise
-            on one rank wants False: the others would wait for that rank's bytes until their group's time is up.
-        process_group: that `dcp.load` is given; None, as there, is the default one. Reads are shared where all of its ranks take part in the
-            load, and where it moves memory of the host, as gloo does. NCCL alone does not: use `init_process_group("cpu:gloo,cuda:nccl")`.
-        progress: called with the bytes of tensors that this rank has read and those that it will (without what it receives), at most ten times a
-            second, in the calling thread; False, and an exception, stop the load on all ranks. True: a bar on standard error.
+        verify: False reads the bytes that are needed (short rows with what lies between), and
+            verifies none of them; True by default.
+        share_reads: False has each rank read all that it needs by itself; True by default. A
+            planner of your own whose `finish_plan` may raise on one rank wants False: the others
+            would wait for that rank's bytes until their group's time is up.
+        process_group: that `dcp.load` is given; None, as there, is the default one. Reads are
+            shared where all of its ranks take part in the load, and where it moves memory of the
+            host, as gloo does. NCCL alone does not: use `init_process_group("cpu:gloo,cuda:nccl")`.
+        progress: called with the bytes of tensors that this rank has read and those that it will
+            (without what it receives), at most ten times a second, in the calling thread; False,
+            and an exception, stop the load on all ranks. True: a bar on standard error.
         storage_options: what fsspec opens a URL with.
 
     Attributes:
-        bytes_read: bytes of values that this object has read, without headers and what only checksums needed.
-        bytes_mapped: of them, those copied from mapped pages of the file, of which the kernel counts no read.
+        bytes_read: bytes of values that this object has read,
+            without headers and what only checksums needed.
+        bytes_mapped: of them, those copied from mapped pages of the file,
+            of which the kernel counts no read.
         bytes_received: bytes of values that came from other ranks.
 
     Raises:
@@ -216,11 +227,14 @@ class Reader(Storage, StorageReader):
             one.commit(planner)
 
     def transfer(self, item: ReadItem, box: Box, planner: LoadPlanner) -> Transfer:
-        """An item, and where its values are read to: the planner's tensor itself, or one as the file has it."""
+        """An item, and where its values are read to: the planner's tensor itself,
+        or one as the file has it.
+        """
         target = planner.resolve_tensor(item).detach()
         if target.shape != item.lengths:
             raise ValueError(
-                f"{box.name}: the planner gives a tensor of {tuple(target.shape)} for {tuple(item.lengths)} of the checkpoint"
+                f"{box.name}: the planner gives a tensor of {tuple(target.shape)} for "
+                f"{tuple(item.lengths)} of the checkpoint"
             )
         dtype = self._dtype(box.name)
         if (
@@ -236,9 +250,15 @@ class Reader(Storage, StorageReader):
     def read(self, batch: Sequence[Transfer]) -> None:
         """Reads and verifies."""
         wanted = [
-            (one.box.name, list(one.box.offset), list(one.box.shape), one.into.data_ptr(), one.into.nbytes)
+            (
+                one.box.name,
+                list(one.box.offset),
+                list(one.box.shape),
+                one.into.data_ptr(),
+                one.into.nbytes,
+            )
             for one in batch
-        ]  # fmt: skip
+        ]
         told = self._steps.next(sum(one.into.nbytes for one in batch))
         before = self._reader.mapped()
         self.bytes_read += self._reader.read_into(wanted, self.thread_count, self.verify, told)
@@ -260,11 +280,18 @@ class Transfer(NamedTuple):
 
 
 class Exchange:
-    """The rounds of one rank: it reads what it sends, and takes what comes. A failure is told to whoever waits for it, and raised at the end."""
+    """The rounds of one rank: it reads what it sends, and takes what comes. A failure is told to
+    whoever waits for it, and raised at the end.
+    """
 
     def __init__(
-        self, reader: Reader, plan: LoadPlan, planner: LoadPlanner, shared: Share, failure: BaseException | None
-    ) -> None:  # fmt: skip
+        self,
+        reader: Reader,
+        plan: LoadPlan,
+        planner: LoadPlanner,
+        shared: Share,
+        failure: BaseException | None,
+    ) -> None:
         self.reader, self.planner, self.shared, self.failure = reader, planner, shared, failure
         self.items = {box_of(i): i for i in plan.items if i.type != LoadItemType.BYTE_IO}
         self.open: dict[Box, Transfer] = {}
@@ -283,7 +310,8 @@ class Exchange:
         if self.silent:
             who = ", ".join(map(str, sorted(self.silent)))
             raise CheckpointError(
-                f"{self.reader.checkpoint_id}: rank {who} failed to read its share; its own error says why"
+                f"{self.reader.checkpoint_id}: rank {who} failed to read "
+                "its share; its own error says why"
             )
 
     def _attempt(self, work: Callable[..., Any], *arguments: Any) -> Any:
@@ -299,7 +327,9 @@ class Exchange:
         return one
 
     def _prepare(self, this: Round) -> dict[Box, torch.Tensor]:
-        """The bytes of all boxes of which this rank sends a part now; those that are new are read."""
+        """The bytes of all boxes of which this rank sends a part now;
+        those that are new are read.
+        """
         boxes = dict.fromkeys(p.box for pieces in this.send.values() for p in pieces)
         self.reader.read([self._begin(box) for box in boxes if box not in self.open])
         return {box: _bytes(self.open[box].into) for box in boxes}

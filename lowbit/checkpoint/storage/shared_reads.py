@@ -1,4 +1,6 @@
-"""Boxes that several ranks of a load need: one of them reads, and the others receive. What Reader does with a replica."""
+"""Boxes that several ranks of a load need: one of them reads, and the others receive.
+What Reader does with a replica.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Share:
 
 
 class Place(NamedTuple):
-    """Where a rank stands in the group that it could receive through: what it tells the coordinator of a load."""
+    """Where a rank stands in the group that it could receive through: what it tells the coordinator
+    of a load.
+    """
 
     rank: int
     ranks: int
@@ -71,7 +75,9 @@ def box_of(item: ReadItem) -> Box:
 
 
 def place_in(group: dist.ProcessGroup | None) -> Place | None:
-    """This rank's place; None where there is no group, or one that moves no memory of the host (NCCL alone)."""
+    """This rank's place; None where there is no group,
+    or one that moves no memory of the host (NCCL alone).
+    """
     if not (dist.is_available() and dist.is_initialized()):
         return None
     group = group or dist.group.WORLD
@@ -88,7 +94,8 @@ def share(plans: Sequence[LoadPlan], nbytes: Callable[[Box], int]) -> list[Share
         nbytes: of a box.
 
     Returns:
-        The share of each plan; None where nothing is needed twice, or the plans are not those of the whole group.
+        The share of each plan; None where nothing is needed twice,
+        or the plans are not those of the whole group.
     """
     places = [plan.storage_data for plan in plans]
     if not all(isinstance(p, Place) for p in places):
@@ -141,9 +148,11 @@ def share(plans: Sequence[LoadPlan], nbytes: Callable[[Box], int]) -> list[Share
 def _turns(
     queues: dict[int, list[Box]], shared: Mapping[Box, list[int]], nbytes: Callable[[Box], int]
 ) -> Iterator[tuple[int, Piece]]:
-    """Pieces with the ranks that send them, one rank after the other, so that all send in the same rounds.
+    """Pieces with the ranks that send them, one rank after the other,
+    so that all send in the same rounds.
 
-    A box that does not lie in its tensor as the file has it is whole in memory while it is under way, so OPEN limits these too.
+    A box that does not lie in its tensor as the file has it is whole in memory while it is under
+    way, so OPEN limits these too.
     """
     queues = {rank: queue[::-1] for rank, queue in queues.items()}
     while any(queues.values()):
@@ -153,7 +162,9 @@ def _turns(
             if queue and (not turn or under_way + nbytes(queue[-1]) <= OPEN):
                 under_way += nbytes(queue[-1])
                 turn[rank] = queue.pop()
-        for pieces in itertools.zip_longest(*(_pieces(box, nbytes(box), len(shared[box]) - 1) for box in turn.values())):  # fmt: skip
+        for pieces in itertools.zip_longest(
+            *(_pieces(box, nbytes(box), len(shared[box]) - 1) for box in turn.values())
+        ):
             yield from ((rank, piece) for rank, piece in zip(turn, pieces, strict=True) if piece)
 
 
@@ -166,7 +177,9 @@ def _pieces(box: Box, total: int, others: int) -> Iterator[Piece]:
 def _holders(
     plans: Sequence[LoadPlan], ranks: Sequence[int], nbytes: Callable[[Box], int]
 ) -> tuple[dict[Box, list[int]] | None, dict[int, int]]:
-    """The ranks that need each box that may be needed twice, and the bytes that each reads in any case. None: nothing is."""
+    """The ranks that need each box that may be needed twice,
+    and the bytes that each reads in any case. None: nothing is.
+    """
     seen: set[Hashable] = set()
     # Tensors of which an item occurs twice: boxes of others are not looked at.
     twice: set[str] = set()
@@ -216,10 +229,12 @@ OK, FAILED = 0, 1
 def exchange(
     this: Round, memory: Mapping[Box, torch.Tensor] | None, group: dist.ProcessGroup | None
 ) -> tuple[list[tuple[Piece, torch.Tensor]], set[int]]:
-    """One round: sends, and returns what came, and the ranks that could not read what they were to send.
+    """One round: sends, and returns what came,
+    and the ranks that could not read what they were to send.
 
     Args:
-        memory: the bytes of each box that is sent; None where this rank has failed, which it tells the others.
+        memory: the bytes of each box that is sent; None where this rank has failed,
+            which it tells the others.
     """
     ranks = dist.get_world_size(group)
     parts: list[torch.Tensor] = []

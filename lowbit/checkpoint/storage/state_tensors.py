@@ -12,12 +12,33 @@ import torch
 from lowbit import sharding
 from lowbit.checkpoint.native import native
 
-# What C++ writes as an item of torch.save; tensors of any other dtype are left to torch.save itself.
-DTYPES = frozenset({
-    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.complex32, torch.complex64, torch.complex128, torch.bool,
-    torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64,
-    torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz, torch.float8_e8m0fnu,
-})  # fmt: skip
+# What C++ writes as an item of torch.save;
+# tensors of any other dtype are left to torch.save itself.
+DTYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.complex32,
+        torch.complex64,
+        torch.complex128,
+        torch.bool,
+        torch.uint8,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint16,
+        torch.uint32,
+        torch.uint64,
+        torch.float8_e4m3fn,
+        torch.float8_e5m2,
+        torch.float8_e4m3fnuz,
+        torch.float8_e5m2fnuz,
+        torch.float8_e8m0fnu,
+    }
+)
 # What torch.save writes, and Reader reads.
 SAVED = frozenset({torch.float4_e2m1fn_x2} if hasattr(torch, "float4_e2m1fn_x2") else ())
 
@@ -33,12 +54,13 @@ def check_dense(t: torch.Tensor, name: str) -> None:
     """Raises ValueError for a tensor that has no values to be written one after another."""
     if t.layout != torch.strided:
         raise ValueError(
-            f"{name} has the layout {t.layout}: a directory of torch.distributed.checkpoint has only dense tensors. Save its "
-            f"indices and values, or to_dense()"
+            f"{name} has the layout {t.layout}: a directory of torch.distributed.checkpoint has "
+            "only dense tensors. Save its indices and values, or to_dense()"
         )
     if t.is_meta:
         raise ValueError(
-            f"{name} lies on the meta device and has no values: give it some, by to_empty() and the model's initialization, or leave it out"
+            f"{name} lies on the meta device and has no values: give it some, by to_empty() and "
+            "the model's initialization, or leave it out"
         )
 
 
@@ -56,7 +78,9 @@ def check_values(value: Any, name: str = "") -> None:
 
 @torch.no_grad()
 def with_own_memory(made: Any, value: Any) -> Any:
-    """torch takes a DTensor without dimensions as its own host copy, and a step that counts on would change it: here it gets memory of its own."""
+    """torch takes a DTensor without dimensions as its own host copy, and a step that counts on
+    would change it: here it gets memory of its own.
+    """
     if isinstance(value, dict):
         return {key: with_own_memory(made[key], v) for key, v in value.items()}
     if isinstance(value, (list, tuple)):
@@ -72,9 +96,11 @@ class OtherLayout(Exception):
 
 @torch.no_grad()
 def copied_into(kept: Any, value: Any) -> Any:
-    """The value with its tensors' values in the tensors of `kept`; what else it holds is copied as torch does.
+    """The value with its tensors' values in the tensors of `kept`;
+    what else it holds is copied as torch does.
 
-    Raises OtherLayout, and has copied nothing, if `kept` is not of the same names, shapes and dtypes.
+    Raises OtherLayout, and has copied nothing, if `kept` is not of the same names,
+    shapes and dtypes.
     """
     to: list[torch.Tensor] = []
     what: list[torch.Tensor] = []
@@ -107,7 +133,9 @@ def _is_plain(t: torch.Tensor) -> bool:
     )
 
 
-def _with_tensors_of(kept: Any, value: Any, to: list[torch.Tensor], what: list[torch.Tensor]) -> Any:  # fmt: skip
+def _with_tensors_of(
+    kept: Any, value: Any, to: list[torch.Tensor], what: list[torch.Tensor]
+) -> Any:
     if isinstance(value, torch.Tensor):
         if not isinstance(kept, torch.Tensor) or value.is_meta or kept.shape != value.shape:
             raise OtherLayout

@@ -14,7 +14,8 @@ from lowbit.checkpoint.upload import Upload
 class StoreFolder:
     """A save to a URL, as its coordinator has it.
 
-    What a save left that failed or was killed, the next one to the URL removes: nobody can tell it from the files of one that runs.
+    What a save left that failed or was killed, the next one to the URL removes: nobody can tell it
+    from the files of one that runs.
     """
 
     def __init__(self, url: str, overwrite: bool, storage_options: StorageOptions) -> None:

@@ -59,7 +59,9 @@ class Staged(dict[str, Any]):
 
 
 class Save(threading.local):
-    """What belongs to one save. It runs in one thread from plan to end, and one writer may serve several at a time."""
+    """What belongs to one save. It runs in one thread from plan to end,
+    and one writer may serve several at a time.
+    """
 
     asked = ""  # the path that this thread's next save was given
     path = ""  # of the save that runs; absolute: a program may change its folder meanwhile
@@ -70,34 +72,43 @@ class Save(threading.local):
 
 
 class Writer(Storage, BlockingAsyncStager, StorageWriter):
-    """Writes what `dcp.save` and `dcp.async_save` save: a plain directory of torch.distributed.checkpoint, with digests.
+    """Writes what `dcp.save` and `dcp.async_save` save: a plain directory of
+    torch.distributed.checkpoint, with digests.
 
-    Each rank writes one file, from C++ and without the GIL. The directory appears under its name in one step, when all ranks have
-    written: a save that is killed or fails leaves an older checkpoint of that name as it was, and nothing that looks like a new one. Until
-    then the files lie in `.NAME.partial-saving` beside it. A save that fails removes that folder as soon as nothing holds its exception; the
-    next save to the same name removes what a killed one left there.
+    Each rank writes one file, from C++ and without the GIL. The directory appears under its name in
+    one step, when all ranks have written: a save that is killed or fails leaves an older checkpoint
+    of that name as it was, and nothing that looks like a new one. Until then the files lie in
+    `.NAME.partial-saving` beside it. A save that fails removes that folder as soon as nothing holds
+    its exception; the next save to the same name removes what a killed one left there.
 
-    `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their parts (docs/ckpt-commands.md), which `Reader` and
-    `lowbit-ckpt verify` hold the values to.
+    `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their
+    parts (docs/ckpt-commands.md), which `Reader` and `lowbit-ckpt verify` hold the values to.
 
     Args:
-        path: the folder to write, or its URL; `checkpoint_id=` of `dcp.save` replaces it. Its parents are made where they are missing. For a
-            URL each rank writes its file to TMPDIR, then uploads it.
-        sync_files: wait until everything is on the disk before the folder gets its name; True by default.
+        path: the folder to write, or its URL; `checkpoint_id=` of `dcp.save` replaces it. Its
+            parents are made where they are missing. For a URL each rank writes its file to TMPDIR,
+            then uploads it.
+        sync_files: wait until everything is on the disk before the folder gets its name;
+            True by default.
         thread_count: threads of this rank that write; 1 by default.
-        overwrite: replace a checkpoint of that name; True by default, as in torch. What else lies in that folder always stays.
-        cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that memory is allocated once; True by default. A
-            save that begins before the last one has written its data gets a copy of its own. Saves may run at the same time, through one
+        overwrite: replace a checkpoint of that name; True by default, as in torch. What else lies
+            in that folder always stays.
+        cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that
+            memory is allocated once; True by default. A save that begins before the last one has
+            written its data gets a copy of its own. Saves may run at the same time, through one
             writer too.
-        opaque: save also what `Reader` does not load: objects of classes, quantized tensors, subclasses of tensors. False by default: the save
-            is refused, by name.
-        progress: called with the bytes of tensors that this rank has written and those that it will, at most ten times a second, in the thread
-            that saves; False, and an exception, stop the save on all ranks. True: a bar on standard error (with tqdm, where that is a terminal).
+        opaque: save also what `Reader` does not load: objects of classes, quantized tensors,
+            subclasses of tensors. False by default: the save is refused, by name.
+        progress: called with the bytes of tensors that this rank has written and those that it
+            will, at most ten times a second, in the thread that saves; False, and an exception,
+            stop the save on all ranks. True: a bar on standard error (with tqdm, where that is a
+            terminal).
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
     Raises:
-        CheckpointError: the folder cannot be written, or the state holds what could not be loaded, or ranks have other parameters in
-            `param_groups` of one name; `dcp.save` raises its `CheckpointException` with it on every rank.
+        CheckpointError: the folder cannot be written, or the state holds what could not be loaded,
+            or ranks have other parameters in `param_groups` of one name; `dcp.save` raises its
+            `CheckpointException` with it on every rank.
         ValueError: `use_collectives=False`, with which each rank would publish for itself.
 
     >>> dcp.save(state_dict, storage_writer=lowbit.checkpoint.Writer("run/step-1000"))
@@ -133,7 +144,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
         self._drop()
         if threading.current_thread() is not threading.main_thread():
-            # An async save lets the thread that trains go on first; Python would have it wait for 5 ms.
+            # An async save lets the thread that trains go on first;
+            # Python would have it wait for 5 ms.
             time.sleep(0)
         self._save.asked = ""
         self._save.path = path if is_url(path) else os.path.join(os.getcwd(), path)
@@ -151,8 +163,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         if not kwargs.get("use_collectives", True):
             raise ValueError(
-                "lowbit.checkpoint.Writer publishes the files of all ranks in one step, for which they must agree: use_collectives=False "
-                "is not supported; torch's FileSystemWriter writes such directories, and Reader reads them"
+                "lowbit.checkpoint.Writer publishes the files of all ranks in one step, for which "
+                "they must agree: use_collectives=False is not supported; torch's FileSystemWriter "
+                "writes such directories, and Reader reads them"
             )
         self._save.is_coordinator = is_coordinator
 
@@ -185,7 +198,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             self._save.folder = StoreFolder(self._save.path, self.overwrite, self.storage_options)
         else:
             self._save.folder = PartialFolder(self._save.path, self.overwrite, self.sync_files)
-        # The name of a rank's file travels in torch's own words: a planner may keep plans, also for another writer.
+        # The name of a rank's file travels in torch's own words: a planner may keep plans,
+        # also for another writer.
         return [
             dataclasses.replace(plan, items=items, storage_data=_StoragePrefix(f"__{rank}_"))
             for rank, (plan, items) in enumerate(zip(plans, theirs, strict=True))
@@ -242,7 +256,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def _batches(
         self, items: list[WriteItem], planner: SavePlanner, memory: set[int]
     ) -> Iterator[list[tuple[WriteItem, tuple[Any, ...]]]]:
-        """The items with what C++ takes, values first; tensors that had to be copied do not gather. Each lives until the next is asked for."""
+        """The items with what C++ takes, values first; tensors that had to be copied do not gather.
+        Each lives until the next is asked for.
+        """
         batch: list[tuple[WriteItem, tuple[Any, ...]]] = []
         held: list[torch.Tensor] = []
         copied = 0
@@ -258,7 +274,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             dtype = str(t.dtype).removeprefix("torch.")
             check_dense(t, name)
             if (kind := unread(t)) and not self.opaque:
-                raise CheckpointError(f"{name} is a {kind}, which Reader does not load. {OPAQUE}", tensor=name)  # fmt: skip
+                raise CheckpointError(
+                    f"{name} is a {kind}, which Reader does not load. {OPAQUE}", tensor=name
+                )
             if kind or t.dtype not in DTYPES:
                 archive = io.BytesIO()
                 torch.save(data, archive)
@@ -286,11 +304,14 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             found = error.text.removeprefix(f"{name}: ").split("; nothing was executed")[0]
             if error.cause == "too large":
                 raise CheckpointError(
-                    f"{name} is too large for one value ({found}): save it as a tensor. {OPAQUE}", tensor=name, cause=error.cause
-                ) from error  # fmt: skip
+                    f"{name} is too large for one value ({found}): save it as a tensor. {OPAQUE}",
+                    tensor=name,
+                    cause=error.cause,
+                ) from error
             raise CheckpointError(
-                f"{name} is no plain data, and Reader would not load it ({found}). Save tensors, numbers, text, bytes, arrays of numpy, or "
-                f"lists, tuples and dicts of these. {OPAQUE}",
+                f"{name} is no plain data, and Reader would not load it ({found}). Save tensors, "
+                "numbers, text, bytes, arrays of numpy, or lists, "
+                f"tuples and dicts of these. {OPAQUE}",
                 tensor=name,
             ) from error
 

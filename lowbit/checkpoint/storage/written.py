@@ -40,7 +40,13 @@ def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
         entry["chunks"][key] = said.digest
         if said.tiles[2]:
             entry.setdefault("tiles", {})[key] = list(said.tiles)
-    whole = {"version": 1, "tool": "lowbit.checkpoint.Writer", "digest": "xxh3-128", "tensors": tensors, "values": values}  # fmt: skip
+    whole = {
+        "version": 1,
+        "tool": "lowbit.checkpoint.Writer",
+        "digest": "xxh3-128",
+        "tensors": tensors,
+        "values": values,
+    }
     return json.dumps(whole).encode()
 
 

@@ -1,7 +1,9 @@
-"""Writes the corpora of the fuzz targets anew: python tests/ckpt/corpus/regenerate.py build/fuzz/tests/cpp/fuzz_ckpt [TARGET ...]
+"""Writes the corpora of the fuzz targets anew: python tests/ckpt/corpus/regenerate.py
+build/fuzz/tests/cpp/fuzz_ckpt [TARGET ...]
 
-Seeds are real files: what torch and safetensors write, and all of tests/ckpt/hostile. Of those, libFuzzer keeps the smallest set that
-reaches the same code. Inputs named crash-* were found by fuzzing once, and stay.
+Seeds are real files: what torch and safetensors write, and all of tests/ckpt/hostile. Of those,
+libFuzzer keeps the smallest set that reaches the same code. Inputs named crash-* were found by
+fuzzing once, and stay.
 """
 
 from __future__ import annotations
@@ -101,13 +103,30 @@ class Seeds:
 
 
 def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
-    """What torch itself writes: values, tensors, optimizers, directories; and what we make of it."""
-    values = {"lr": 0.5, "betas": (0.9, 0.999), "n": None, "on": True, "t": "x", "b": b"\0\xff", "big": 1 << 62,
-              "l": [1, [2, {"k": -7}]], "size": torch.Size([2, 3]), "dtype": torch.bfloat16, "device": torch.device("cpu")}  # fmt: skip
+    """What torch itself writes: values, tensors, optimizers, directories;
+    and what we make of it.
+    """
+    values = {
+        "lr": 0.5,
+        "betas": (0.9, 0.999),
+        "n": None,
+        "on": True,
+        "t": "x",
+        "b": b"\0\xff",
+        "big": 1 << 62,
+        "l": [1, [2, {"k": -7}]],
+        "size": torch.Size([2, 3]),
+        "dtype": torch.bfloat16,
+        "device": torch.device("cpu"),
+    }
     shared = torch.arange(6.0)
     net = torch.nn.Linear(4, 3)
-    optimizers = [torch.optim.AdamW(net.parameters()), torch.optim.SGD(net.parameters(), momentum=0.9),
-                  torch.optim.Adafactor(net.parameters()), torch.optim.AdamW(net.parameters(), amsgrad=True)]  # fmt: skip
+    optimizers = [
+        torch.optim.AdamW(net.parameters()),
+        torch.optim.SGD(net.parameters(), momentum=0.9),
+        torch.optim.Adafactor(net.parameters()),
+        torch.optim.AdamW(net.parameters(), amsgrad=True),
+    ]
     contents: list[object] = [
         values,
         shared,
@@ -171,7 +190,9 @@ def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
 
 
 def choose(program: str, target: str, given: pathlib.Path, kept: pathlib.Path) -> None:
-    """Of what is given, what reaches code that nothing smaller reaches; a part of that where it is too much."""
+    """Of what is given, what reaches code that nothing smaller reaches;
+    a part of that where it is too much.
+    """
     given.mkdir(exist_ok=True)
     kept.mkdir(parents=True)
     command = [program, "-merge=1", str(kept), str(given), f"-max_len={MOST}"]

@@ -1,7 +1,7 @@
 """Hostile and odd checkpoints, one function each, with what the checkpoint tool must say of them.
 
-`CASES` has them all. `python -m tests.ckpt.hostile FOLDER` writes them as files: seeds for fuzzers. Nothing here needs torch,
-since most of it is what torch cannot be made to write.
+`CASES` has them all. `python -m tests.ckpt.hostile FOLDER` writes them as files: seeds for fuzzers.
+Nothing here needs torch, since most of it is what torch cannot be made to write.
 """
 
 from . import (  # noqa: F401

@@ -1,4 +1,6 @@
-"""Writes the whole corpus: FOLDER/<case>/..., and FOLDER/index.json with what is expected of each."""
+"""Writes the whole corpus: FOLDER/<case>/...,
+and FOLDER/index.json with what is expected of each.
+"""
 
 import json
 import sys

@@ -1,4 +1,6 @@
-"""What a hostile input is: a function that writes it, and what the checkpoint tool must say of it."""
+"""What a hostile input is: a function that writes it,
+and what the checkpoint tool must say of it.
+"""
 
 from __future__ import annotations
 
@@ -25,15 +27,23 @@ class Case:
     make: Make
     """Writes it into an empty folder and returns the path to hand to the tool."""
     codes: frozenset[int]
-    """Exit codes that `verify` may give: one of them, or two where the limit is the reader's choice."""
+    """Exit codes that `verify` may give: one of them,
+    or two where the limit is the reader's choice.
+    """
     convert: frozenset[int] | None
-    """The same of `convert --to torch`. None: any, since the input holds no optimizer state or the target cannot express it."""
+    """The same of `convert --to torch`. None: any, since the input holds no optimizer state or the
+    target cannot express it.
+    """
     mentions: re.Pattern[str]
-    """What the error (or, where the code is 0, the warning) must mention. Errors of cases with code 0 are free."""
+    """What the error (or, where the code is 0, the warning) must mention.
+    Errors of cases with code 0 are free.
+    """
     warns: bool
     """Whether a line `warning: ...` is demanded where the code is 0."""
     torch: bool | None
-    """Whether torch.load(weights_only=True), dcp.load or safetensors accept it; None: not asked, since it would hurt or does not matter."""
+    """Whether torch.load(weights_only=True), dcp.load or safetensors accept it; None: not asked,
+    since it would hurt or does not matter.
+    """
     about: str = field(compare=False)
 
     def __str__(self) -> str:
@@ -42,7 +52,10 @@ class Case:
 
 CASES: dict[str, Case] = {}
 # What says enough of any input: the words of the checks that come first.
-ALSO = "neither a file|too many elements|6[34] bits|negated view|no plain value|local header|byte order|of a file of|neither text"
+ALSO = (
+    "neither a file|too many elements|6[34] bits|negated view|no plain value|local header|byte "
+    "order|of a file of|neither text"
+)
 
 
 def add(
@@ -56,7 +69,9 @@ def add(
     warns: bool = False,
     about: str = "",
 ) -> None:
-    """Registers a case. `convert` is what verify gives unless said otherwise; senseless values may be converted."""
+    """Registers a case. `convert` is what verify gives unless said otherwise;
+    senseless values may be converted.
+    """
     if name in CASES:
         raise ValueError(f"two cases are called {name}")
     codes = frozenset((code,) if isinstance(code, int) else code)
@@ -81,7 +96,7 @@ def case(
     """`add` as a decorator; what the input is stands in the function's doc comment."""
 
     def register(make: Make) -> Make:
-        add(name, make, code, mentions, about=(make.__doc__ or "").strip(), **more)
+        add(name, make, code, mentions, about=" ".join((make.__doc__ or "").split()), **more)
         return make
 
     return register

@@ -22,7 +22,10 @@ from .write import Raw, Record, archive, build, dump, floats, glob, tensor
 from .zips import DAMAGE, HEADER, flip, squeezed
 
 # What the metadata says of a tensor.
-CHUNK = "chunk|part|missing|overlap|reach|covers|hole|nowhere|dimension|size|natural|elements|store|bits|integer"
+CHUNK = (
+    "chunk|part|missing|overlap|reach|covers|hole|nowhere|dimension|size|natural|elements|store|"
+    "bits|integer"
+)
 for name, fields, ok in (
     ("chunk_missing", {"chunks": [((0, 0), HALF)]}, None),
     ("chunks_none", {"chunks": []}, None),

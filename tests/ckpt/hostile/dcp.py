@@ -1,4 +1,6 @@
-"""A directory of torch.distributed.checkpoint by hand: the plain one, and the means to make each part of it lie."""
+"""A directory of torch.distributed.checkpoint by hand: the plain one,
+and the means to make each part of it lie.
+"""
 
 from __future__ import annotations
 
@@ -275,5 +277,7 @@ HALF = (2, 8)
 
 
 def state(**fields: object) -> Callable[[Path], Path]:
-    """The plain directory with other or further keys in the Metadata object; `...` leaves one out."""
+    """The plain directory with other or further keys in the Metadata object;
+    `...` leaves one out.
+    """
     return made(lambda d: d.state_extra.update(fields))

@@ -23,7 +23,8 @@ from .dcp import (
 )
 from .write import build, glob, reduce
 
-# Places out of the folder. What lies there is the right item, so that nothing but the place is wrong.
+# Places out of the folder. What lies there is the right item,
+# so that nothing but the place is wrong.
 PLACE = "folder|path|name|link|leads|regular|outside|cannot be opened"
 
 
@@ -71,7 +72,19 @@ add(
     (BAD, FINE),
     PLACE,
 )
-for name, path in (("empty", ""), ("dot", "."), ("dots", ".."), ("metadata", ".metadata"), ("missing", "__7_0.distcp"), ("long", "a" * 5000), ("nul", "__0_0.distcp\0.bin"), ("escapes", "\x1b[2J\r\n"), ("number", 7), ("none", None), ("device", "/dev/zero")):  # fmt: skip
+for name, path in (
+    ("empty", ""),
+    ("dot", "."),
+    ("dots", ".."),
+    ("metadata", ".metadata"),
+    ("missing", "__7_0.distcp"),
+    ("long", "a" * 5000),
+    ("nul", "__0_0.distcp\0.bin"),
+    ("escapes", "\x1b[2J\r\n"),
+    ("number", 7),
+    ("none", None),
+    ("device", "/dev/zero"),
+):
     add(
         f"dcp.path_{name}",
         lies(path=lambda _, path=path: path),

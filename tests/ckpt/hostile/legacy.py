@@ -1,4 +1,6 @@
-"""Files of torch.save from before it wrote zip archives: five pickles, then for each storage a count and its bytes."""
+"""Files of torch.save from before it wrote zip archives: five pickles,
+then for each storage a count and its bytes.
+"""
 
 from __future__ import annotations
 
@@ -261,9 +263,15 @@ def tar(folder: Path) -> Path:
 
 
 for name, data in (
-    ("empty", b""), ("text", b"hello\n" * 100), ("zeros", bytes(4096)), ("elf", b"\x7fELF" + bytes(200)), ("gzip", b"\x1f\x8b\x08" + bytes(100)),
-    ("pickle_alone", pickled({"a": 1})), ("live_pickle_alone", pickled(live())), ("protocol_0", b"cposix\nsystem\n(S'touch hostile-executed'\ntR."),
-):  # fmt: skip
+    ("empty", b""),
+    ("text", b"hello\n" * 100),
+    ("zeros", bytes(4096)),
+    ("elf", b"\x7fELF" + bytes(200)),
+    ("gzip", b"\x1f\x8b\x08" + bytes(100)),
+    ("pickle_alone", pickled({"a": 1})),
+    ("live_pickle_alone", pickled(live())),
+    ("protocol_0", b"cposix\nsystem\n(S'touch hostile-executed'\ntR."),
+):
     add(
         "legacy.not_one_" + name,
         lambda folder, data=data: put(folder, data),

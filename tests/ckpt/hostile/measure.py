@@ -1,7 +1,8 @@
 """Runs commands, one for each line of its input, and tells exit code, time and memory of each.
 
-In a small process of its own, since the kernel counts what the parent held at the moment of the start as the child's:
-measured from a test runner with torch in it, everything would have used hundreds of megabytes.
+In a small process of its own, since the kernel counts what the parent held at the moment of the
+start as the child's: measured from a test runner with torch in it, everything would have used
+hundreds of megabytes.
 """
 
 import json
@@ -14,7 +15,9 @@ import tempfile
 import time
 
 SECONDS = 60
-"""When what never ends is stopped, which is judged a crash: long, since a machine may have other things to do, or a slow disk."""
+"""When what never ends is stopped, which is judged a crash: long, since a machine may have other
+things to do, or a slow disk.
+"""
 
 
 def run(command: list[str], cwd: str) -> dict:

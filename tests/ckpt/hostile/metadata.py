@@ -26,7 +26,9 @@ def ranks(
     without: int | None,
     names: tuple[str, ...] = ("__0.metadata", "__1.metadata", "__2.metadata"),
 ) -> Callable[[Path], Path]:
-    """As use_collectives=False leaves it: each rank's metadata names its own chunks alone. The last rank holds nothing of the weight."""
+    """As use_collectives=False leaves it: each rank's metadata names its own chunks alone. The last
+    rank holds nothing of the weight.
+    """
 
     def make(folder: Path) -> Path:
         whole = base()

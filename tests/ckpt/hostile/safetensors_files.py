@@ -61,7 +61,10 @@ W = '"w":{"dtype":"F32","shape":[4,8],"data_offsets":[0,128]}'
 RANGE = (
     "hole|gap|overlap|offset|beyond|end|bytes|size|trail|range|behind|covers|says|short|cut|length"
 )
-JSON = "json|header|parse|expect|character|utf|text|string|number|object|key|twice|duplicate|deep|nest|depth|invalid"
+JSON = (
+    "json|header|parse|expect|character|utf|text|string|number|object|key|twice|duplicate|deep|"
+    "nest|depth|invalid"
+)
 
 fine("sound", file({"w": entry()}), None)
 fine("no_tensors", file({}, b""), None)
@@ -98,20 +101,41 @@ bad(
     JSON + "|" + RANGE + "|not a|unknown|recogni|empty",
 )
 for name, offsets in (
-    ("negative", "[-1,127]"), ("float", "[0.0,128.0]"), ("exponent", "[0,128e0]"), ("minus_zero", "[-0,128]"), ("of_text", '["0","128"]'),
-    ("three", "[0,128,256]"), ("one", "[128]"), ("none", "[]"), ("a_number", "128"), ("null", "null"), ("2_64", "[0,18446744073709551744]"),
-    ("2_63", "[0,9223372036854775936]"), ("bool", "[false,128]"), ("leading_zero", "[0,0128]"), ("plus", "[0,+128]"),
-):  # fmt: skip
+    ("negative", "[-1,127]"),
+    ("float", "[0.0,128.0]"),
+    ("exponent", "[0,128e0]"),
+    ("minus_zero", "[-0,128]"),
+    ("of_text", '["0","128"]'),
+    ("three", "[0,128,256]"),
+    ("one", "[128]"),
+    ("none", "[]"),
+    ("a_number", "128"),
+    ("null", "null"),
+    ("2_64", "[0,18446744073709551744]"),
+    ("2_63", "[0,9223372036854775936]"),
+    ("bool", "[false,128]"),
+    ("leading_zero", "[0,0128]"),
+    ("plus", "[0,+128]"),
+):
     bad(
         "offsets_" + name,
         raw(f'"w":{{"dtype":"F32","shape":[4,8],"data_offsets":{offsets}}}'),
         JSON + "|offset|" + RANGE,
     )
 for name, shape in (
-    ("negative", "[-4,-8]"), ("float", "[4.0,8]"), ("exponent", "[4e0,8]"), ("minus_zero", "[-0,8]"), ("a_number", "32"), ("of_text", '["4","8"]'),
-    ("wraps", "[4294967296,4294967296,32]"), ("wraps_to_size", "[9223372036854775840,2]"), ("bits_wrap", "[2305843009213693952,8]"),
-    ("2_64", "[18446744073709551616,0]"), ("null", "null"), ("bool", "[true,32]"),
-):  # fmt: skip
+    ("negative", "[-4,-8]"),
+    ("float", "[4.0,8]"),
+    ("exponent", "[4e0,8]"),
+    ("minus_zero", "[-0,8]"),
+    ("a_number", "32"),
+    ("of_text", '["4","8"]'),
+    ("wraps", "[4294967296,4294967296,32]"),
+    ("wraps_to_size", "[9223372036854775840,2]"),
+    ("bits_wrap", "[2305843009213693952,8]"),
+    ("2_64", "[18446744073709551616,0]"),
+    ("null", "null"),
+    ("bool", "[true,32]"),
+):
     bad(
         "shape_" + name,
         raw(f'"w":{{"dtype":"F32","shape":{shape},"data_offsets":[0,128]}}'),
@@ -120,7 +144,8 @@ for name, shape in (
 add(
     "safetensors.shape_empty_but_2_63",
     raw(
-        '"w":{"dtype":"F32","shape":[0,9223372036854775808,9223372036854775808],"data_offsets":[0,0]}',
+        '"w":{"dtype":"F32","shape":[0,9223372036854775808,9223372036854775808],"data_offsets":[0,'
+        "0]}",
         b"",
     ),
     BAD,
@@ -130,7 +155,8 @@ add(
 add(
     "safetensors.shape_empty_but_2_62",
     raw(
-        '"w":{"dtype":"F32","shape":[4611686018427387904,4611686018427387904,0],"data_offsets":[0,0]}',
+        '"w":{"dtype":"F32","shape":[4611686018427387904,4611686018427387904,0],"data_offsets":[0,'
+        "0]}",
         b"",
     ),
     (BAD, FINE),
@@ -186,7 +212,8 @@ bad("name_twice_same", raw(f"{W},{W}"), "twice|duplicate|two|" + JSON, torch=Tru
 bad(
     "name_twice_other_bytes",
     raw(
-        '"w":{"dtype":"F32","shape":[16],"data_offsets":[0,64]},"w":{"dtype":"F32","shape":[16],"data_offsets":[64,128]}'
+        '"w":{"dtype":"F32","shape":[16],"data_offsets":[0,64]},"w":{"dtype":"F32","shape":[16],'
+        '"data_offsets":[64,128]}'
     ),
     "twice|duplicate|two|" + JSON,
 )

@@ -1,4 +1,6 @@
-"""The checkpoint that the inputs start from, whole and plausible: one weight and its AdamW state, as torch.save writes it."""
+"""The checkpoint that the inputs start from, whole and plausible: one weight and its AdamW state,
+as torch.save writes it.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +15,18 @@ SHAPE = (4, 8)
 ELEMENTS = 32
 
 GROUP: dict[str, object] = {
-    "lr": 0.001, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "amsgrad": False, "maximize": False,
-    "foreach": None, "capturable": False, "differentiable": False, "fused": None, "decoupled_weight_decay": True,
-}  # fmt: skip
+    "lr": 0.001,
+    "betas": (0.9, 0.999),
+    "eps": 1e-8,
+    "weight_decay": 0.01,
+    "amsgrad": False,
+    "maximize": False,
+    "foreach": None,
+    "capturable": False,
+    "differentiable": False,
+    "fused": None,
+    "decoupled_weight_decay": True,
+}
 
 
 def live(how: str = "posix") -> Raw:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from .case import BAD, FINE, add
 from .state import ELEMENTS, SHAPE, Save, saved
@@ -13,10 +14,10 @@ OUT = "beyond|reach|storage|bytes|negative|natural|overflow|impossible|size|stri
 ORDERED = reduce(glob("collections", "OrderedDict"))
 
 
-def weight(*arguments: object, **named: object) -> Callable[[Path], Path]:
+def weight(*arguments: Any, **named: Any) -> Callable[[Path], Path]:
     """The plain file with another weight over the same record of 32 numbers."""
     named.setdefault("held", ELEMENTS)
-    return saved(lambda s: s.tensors.__setitem__("weight", tensor(*arguments, **named)))  # type: ignore[arg-type]
+    return saved(lambda s: s.tensors.__setitem__("weight", tensor(*arguments, **named)))
 
 
 def put(name: str, value: object) -> Callable[[Path], Path]:
@@ -74,7 +75,7 @@ for name, arguments, named, ok in (
     ("no_conjugate", [SHAPE], {"rest": (False, ORDERED, {"conj": False})}, None),
     ("negated_and_more", [SHAPE], {"rest": (False, ORDERED, {"neg": True, "also": True})}, None),
     ("negated_beyond", [(1 << 62,)], {"rest": (False, ORDERED, {"neg": True})}, None),
-):  # fmt: skip
+):
     add(
         "tensor." + name,
         weight(*arguments, **named),
@@ -97,7 +98,7 @@ for name, parts in (
     ("of_a_type_that_is_none", ("storage", glob("torch", "float32"), "0", "cpu", 32)),
     ("of_a_type_in_text", ("storage", "FloatStorage", "0", "cpu", 32)),
     ("on_a_number", ("storage", FLOATS, "0", 7, 32)),
-):  # fmt: skip
+):
     add(
         "tensor.storage_" + name,
         storage(*parts),
@@ -204,7 +205,8 @@ UNTYPED = glob("torch.storage", "UntypedStorage")
 
 def untyped(dtype: str, shape: object, held: object) -> object:
     place = persistent(("storage", UNTYPED, "0", "cpu", held))
-    return reduce(V3, place, 0, shape, row_major(shape), False, ORDERED, glob("torch", dtype))  # type: ignore[arg-type]
+    strides = row_major(shape)  # type: ignore[arg-type]
+    return reduce(V3, place, 0, shape, strides, False, ORDERED, glob("torch", dtype))
 
 
 add(

@@ -1,4 +1,6 @@
-"""Files of torch.save with sound bytes and senseless values, and those that are seldom and sound."""
+"""Files of torch.save with sound bytes and senseless values,
+and those that are seldom and sound.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bytes of checkpoints by hand: pickles, zip archives and items of torch.save. Everything in them can be made to lie."""
+"""Bytes of checkpoints by hand: pickles, zip archives and items of torch.save.
+Everything in them can be made to lie.
+"""
 
 from __future__ import annotations
 
@@ -86,9 +88,14 @@ def persistent(value: object) -> Raw:
 # Tensors.
 
 STORAGE = {
-    "float32": ("FloatStorage", 4), "float64": ("DoubleStorage", 8), "float16": ("HalfStorage", 2),
-    "bfloat16": ("BFloat16Storage", 2), "uint8": ("ByteStorage", 1), "int64": ("LongStorage", 8), "bool": ("BoolStorage", 1),
-}  # fmt: skip
+    "float32": ("FloatStorage", 4),
+    "float64": ("DoubleStorage", 8),
+    "float16": ("HalfStorage", 2),
+    "bfloat16": ("BFloat16Storage", 2),
+    "uint8": ("ByteStorage", 1),
+    "int64": ("LongStorage", 8),
+    "bool": ("BoolStorage", 1),
+}
 
 
 def count(shape: Iterable[int]) -> int:
@@ -117,7 +124,9 @@ def tensor(
     storage: object = None,
     rest: tuple[object, ...] | None = None,
 ) -> Raw:
-    """A call of _rebuild_tensor_v2; `held` is the number of elements that the storage says it has."""
+    """A call of _rebuild_tensor_v2; `held` is the number of elements that the storage says it
+    has.
+    """
     if held is None:
         held = count(shape)  # type: ignore[arg-type]
     if stride is None:
@@ -150,7 +159,9 @@ class Record:
     method: int = 0
     flags: int | None = None
     local: dict[str, object] = field(default_factory=dict)
-    """Of the local header alone: name, extra (its bytes), extra_length, flags, method, size, crc, magic."""
+    """Of the local header alone: name, extra (its bytes), extra_length, flags, method, size, crc,
+    magic.
+    """
     central: dict[str, object] = field(default_factory=dict)
     """Of the directory alone: name, crc, size, packed, flags, method, at, extra, folder."""
     descriptor: bytes | None = None
@@ -188,7 +199,9 @@ def archive(
     before_directory: bytes = b"",
     align: int = 64,
 ) -> bytes:
-    """An archive as PyTorchStreamWriter lays it out: data at multiples of 64, descriptors, zip64 end records."""
+    """An archive as PyTorchStreamWriter lays it out: data at multiples of 64, descriptors,
+    zip64 end records.
+    """
     out, places, directory = bytearray(), {}, []
     for r in records:
         full = (folder + "/" + r.name if folder else r.name).encode()

@@ -205,7 +205,10 @@ add(
     BAD,
     HEADER,
     torch=True,
-    about="A second pickle that the directory does not list: readers of the stream see it, readers of the directory do not.",
+    about=(
+        "A second pickle that the directory does not list: readers of the stream see it, readers "
+        "of the directory do not."
+    ),
 )
 add(
     "zip.size_lies_shorter",

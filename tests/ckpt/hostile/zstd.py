@@ -13,7 +13,8 @@ from .dcp import (
 from .write import le
 from .zips import DAMAGE, HEADER
 
-# zstd frames by hand: a raw block holds what it holds, a block of a repeated byte holds 128 kB in four bytes.
+# zstd frames by hand: a raw block holds what it holds,
+# a block of a repeated byte holds 128 kB in four bytes.
 MAGIC = b"\x28\xb5\x2f\xfd"
 
 

@@ -1,8 +1,10 @@
 """nvcc's PTX in words that GPGPU-Sim executes: `python ptx.py FROM TO [--mistake]`.
 
-Each instruction that the simulator does not know, or does not execute by the PTX ISA, becomes a sequence of older ones with the same results.
-The two approximations that kernels bracket, which the simulator computes exactly, err by a step of the last bit here, one way, the other, or
-not at all, as a GPU's may (csrc/cuda/arithmetic.cuh). --mistake changes one constant of Philox, for a run that must fail.
+Each instruction that the simulator does not know, or does not execute by the PTX ISA, becomes a
+sequence of older ones with the same results. The two approximations that kernels bracket, which the
+simulator computes exactly, err by a step of the last bit here, one way, the other, or not at all,
+as a GPU's may (csrc/cuda/arithmetic.cuh). --mistake changes one constant of Philox, for a run that
+must fail.
 """
 
 from __future__ import annotations
@@ -12,20 +14,27 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-# Registers of our own. A kernel declares them once, and each sequence writes them before it reads them.
+# Registers of our own. A kernel declares them once,
+# and each sequence writes them before it reads them.
 DECLARED = "\t.reg .b32 \t%xr<8>;\n\t.reg .f32 \t%xf<2>;\n\t.reg .pred \t%xp<2>;\n"
 FULL_WARP = 31  # the clamp of a shuffle among 32 lanes
 PHILOX, MISTAKE = "-766435501", "-766435499"
 
 
 def dot(halves: bool) -> Callable[..., list[str]]:
-    """dp4a and dp2a.lo, unsigned: the sum of products of bytes, or of halves with the lower bytes."""
+    """dp4a and dp2a.lo, unsigned: the sum of products of bytes,
+    or of halves with the lower bytes.
+    """
 
     def lines(to: str, a: str, b: str, c: str) -> list[str]:
         made, width = [f"mov.b32 %xr2, {c};"], 16 if halves else 8
         for i in range(2 if halves else 4):
-            made += [f"bfe.u32 %xr0, {a}, {width * i}, {width};", f"bfe.u32 %xr1, {b}, {8 * i}, 8;",
-                     "mul.lo.u32 %xr0, %xr0, %xr1;", "add.u32 %xr2, %xr2, %xr0;"]  # fmt: skip
+            made += [
+                f"bfe.u32 %xr0, {a}, {width * i}, {width};",
+                f"bfe.u32 %xr1, {b}, {8 * i}, 8;",
+                "mul.lo.u32 %xr0, %xr0, %xr1;",
+                "add.u32 %xr2, %xr2, %xr0;",
+            ]
         return [*made, f"mov.b32 {to}, %xr2;"]
 
     return lines
@@ -44,16 +53,28 @@ def warp_max(to: str, a: str, mask: str) -> list[str]:
 
 def max_nan(to: str, a: str, b: str) -> list[str]:
     """The larger one, or the canonical NaN if either is a NaN."""
-    return [f"setp.nan.f32 %xp0, {a}, {b};", f"max.f32 %xf0, {a}, {b};", f"selp.f32 {to}, 0f7FFFFFFF, %xf0, %xp0;"]  # fmt: skip
+    return [
+        f"setp.nan.f32 %xp0, {a}, {b};",
+        f"max.f32 %xf0, {a}, {b};",
+        f"selp.f32 {to}, 0f7FFFFFFF, %xf0, %xp0;",
+    ]
 
 
 def two_bfloat16(to: str, high: str, low: str) -> list[str]:
     """Both rounded to the nearest bfloat16, ties to even; NaN is 0x7fff."""
     made = []
     for register, value in (("%xr3", high), ("%xr4", low)):
-        made += [f"mov.b32 %xr0, {value};", "shr.u32 %xr1, %xr0, 16;", "and.b32 %xr1, %xr1, 1;", "add.u32 %xr1, %xr1, 32767;",
-                 "add.u32 %xr1, %xr0, %xr1;", "shr.u32 %xr1, %xr1, 16;", "and.b32 %xr0, %xr0, 2147483647;",
-                 "setp.gt.u32 %xp0, %xr0, 2139095040;", f"selp.b32 {register}, 32767, %xr1, %xp0;"]  # fmt: skip
+        made += [
+            f"mov.b32 %xr0, {value};",
+            "shr.u32 %xr1, %xr0, 16;",
+            "and.b32 %xr1, %xr1, 1;",
+            "add.u32 %xr1, %xr1, 32767;",
+            "add.u32 %xr1, %xr0, %xr1;",
+            "shr.u32 %xr1, %xr1, 16;",
+            "and.b32 %xr0, %xr0, 2147483647;",
+            "setp.gt.u32 %xp0, %xr0, 2139095040;",
+            f"selp.b32 {register}, 32767, %xr1, %xp0;",
+        ]
     return [*made, "shl.b32 %xr3, %xr3, 16;", f"or.b32 {to}, %xr3, %xr4;"]
 
 
@@ -77,21 +98,45 @@ def permute(to: str, a: str, b: str, digits: str) -> list[str]:
             if digit & 8
             else f"bfe.u32 %xr0, {source}, {byte}, 8;"
         )
-        made += [take, "and.b32 %xr0, %xr0, 255;", f"shl.b32 %xr0, %xr0, {8 * i};", "or.b32 %xr2, %xr2, %xr0;"]  # fmt: skip
+        made += [
+            take,
+            "and.b32 %xr0, %xr0, 255;",
+            f"shl.b32 %xr0, %xr0, {8 * i};",
+            "or.b32 %xr2, %xr2, %xr0;",
+        ]
     return [*made, f"mov.b32 {to}, %xr2;"]
 
 
 def off_by_a_step(exact: str) -> Callable[..., list[str]]:
-    """An approximation that flushes subnormal numbers: a normal result is a step below, the exact one, or a step above, as a hash of its bits says."""
+    """An approximation that flushes subnormal numbers: a normal result is a step below, the exact
+    one, or a step above, as a hash of its bits says.
+    """
 
     def lines(to: str, a: str) -> list[str]:
-        flush = ["mov.b32 %xr0, {0};", "and.b32 %xr1, %xr0, 2147483647;", "and.b32 %xr2, %xr0, -2147483648;",
-                 "setp.lt.u32 %xp0, %xr1, 8388608;", "selp.b32 %xr0, %xr2, %xr0, %xp0;"]  # fmt: skip
-        step = ["mul.lo.u32 %xr1, %xr0, -1640531527;", "rem.u32 %xr1, %xr1, 3;", "add.u32 %xr1, %xr1, %xr0;", "sub.u32 %xr1, %xr1, 1;",
-                "sub.u32 %xr2, %xr0, 8388608;", "setp.lt.u32 %xp0, %xr2, 2130706432;",
-                "selp.b32 %xr0, %xr1, %xr0, %xp0;"]  # fmt: skip
-        return [*(line.format(a) for line in flush), "mov.b32 %xf0, %xr0;", f"{exact} %xf1, %xf0;",
-                *(line.format("%xf1") for line in flush), *step, f"mov.b32 {to}, %xr0;"]  # fmt: skip
+        flush = [
+            "mov.b32 %xr0, {0};",
+            "and.b32 %xr1, %xr0, 2147483647;",
+            "and.b32 %xr2, %xr0, -2147483648;",
+            "setp.lt.u32 %xp0, %xr1, 8388608;",
+            "selp.b32 %xr0, %xr2, %xr0, %xp0;",
+        ]
+        step = [
+            "mul.lo.u32 %xr1, %xr0, -1640531527;",
+            "rem.u32 %xr1, %xr1, 3;",
+            "add.u32 %xr1, %xr1, %xr0;",
+            "sub.u32 %xr1, %xr1, 1;",
+            "sub.u32 %xr2, %xr0, 8388608;",
+            "setp.lt.u32 %xp0, %xr2, 2130706432;",
+            "selp.b32 %xr0, %xr1, %xr0, %xp0;",
+        ]
+        return [
+            *(line.format(a) for line in flush),
+            "mov.b32 %xf0, %xr0;",
+            f"{exact} %xf1, %xf0;",
+            *(line.format("%xf1") for line in flush),
+            *step,
+            f"mov.b32 {to}, %xr0;",
+        ]
 
     return lines
 
@@ -128,7 +173,9 @@ def rewritten(line: str) -> str:
 
 
 def without_shuffle_predicates(text: str) -> str:
-    """A shuffle tells whether its source lane exists; the simulator does not, and no kernel asks."""
+    """A shuffle tells whether its source lane exists; the simulator does not,
+    and no kernel asks.
+    """
     made = []
     for kernel in re.split(r"(?=^\.visible \.entry)", text, flags=re.MULTILINE):
         for predicate in re.findall(r"shfl\.sync\.\w+\.b32\s+%r\d+\|(%p\d+)", kernel):
@@ -151,4 +198,6 @@ def rewrite(text: str, mistake: bool = False) -> str:
 
 
 if __name__ == "__main__":
-    Path(sys.argv[2]).write_text(rewrite(Path(sys.argv[1]).read_text(), "--mistake" in sys.argv[3:]))  # fmt: skip
+    Path(sys.argv[2]).write_text(
+        rewrite(Path(sys.argv[1]).read_text(), "--mistake" in sys.argv[3:])
+    )

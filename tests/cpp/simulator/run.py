@@ -1,10 +1,12 @@
-"""`make simulate SIM=folder`: the comparisons of test_cuda_emulated, test_cuda_lowrank and test_cuda_muon, run by the kernels' PTX in GPGPU-Sim.
+"""`make simulate SIM=folder`: the comparisons of test_cuda_emulated, test_cuda_lowrank and
+test_cuda_muon, run by the kernels' PTX in GPGPU-Sim.
 
     python run.py --check SIM            exits with 1 and says in one line what is missing
     python run.py SIM BUILD [PART...]    runs parts, two at a time; all without a name
 
-Of each list of cases a sample runs, of the size in PARTS; SIM_SAMPLE=40 chooses another size, SIM_SAMPLE=all runs everything, which takes days.
-First a run with a planted mistake, which must fail: a constant of Philox in the PTX.
+Of each list of cases a sample runs, of the size in PARTS; SIM_SAMPLE=40 chooses another size,
+SIM_SAMPLE=all runs everything, which takes days. First a run with a planted mistake, which must
+fail: a constant of Philox in the PTX.
 """
 
 from __future__ import annotations
@@ -20,15 +22,32 @@ from pathlib import Path
 
 # What a build of GPGPU-Sim leaves (docs/cuda-tests.md).
 CONFIGURATION = "configs/tested-cfgs/SM7_QV100"
-NEEDED = ("libcuda/gpgpu_context.h", f"{CONFIGURATION}/gpgpusim.config", "build/libentrypoint.a", "build/libcuda/libcuda.a",
-          "build/src/cuda-sim/libptxsim.a", "build/src/gpgpu-sim/libgpgpusim.a")  # fmt: skip
+NEEDED = (
+    "libcuda/gpgpu_context.h",
+    f"{CONFIGURATION}/gpgpusim.config",
+    "build/libentrypoint.a",
+    "build/libcuda/libcuda.a",
+    "build/src/cuda-sim/libptxsim.a",
+    "build/src/gpgpu-sim/libgpgpusim.a",
+)
 # Part: the program, and how many cases of a list run. Each ends within ten minutes of a core.
 PARTS = {
     "probe": ("probe", 0),
-    "once": ("step", 0), "shapes": ("step", 4), "options": ("step", 6), "every_rule": ("step", 6), "cut": ("step", 12), "codes": ("step", 40),
-    "accumulate": ("step", 40), "every_format": ("step", 30), "many": ("step", 300),
-    "formats": ("lowrank", 2), "parts": ("lowrank", 8), "sizes": ("lowrank", 70), "matrices": ("muon", 4), "inputs": ("muon", 2),
-}  # fmt: skip
+    "once": ("step", 0),
+    "shapes": ("step", 4),
+    "options": ("step", 6),
+    "every_rule": ("step", 6),
+    "cut": ("step", 12),
+    "codes": ("step", 40),
+    "accumulate": ("step", 40),
+    "every_format": ("step", 30),
+    "many": ("step", 300),
+    "formats": ("lowrank", 2),
+    "parts": ("lowrank", 8),
+    "sizes": ("lowrank", 70),
+    "matrices": ("muon", 4),
+    "inputs": ("muon", 2),
+}
 
 
 def missing(sim: str) -> str | None:
@@ -68,25 +87,39 @@ class Result:
 
     def __str__(self) -> str:
         if not self.finished:
-            return f"{self.name}: ended with {self.status} after {self.seconds:.0f} s and without a result"
+            return (
+                f"{self.name}: ended with {self.status} after "
+                f"{self.seconds:.0f} s and without a result"
+            )
         cases = f"{self.cases[0]} of {self.cases[1]} cases, " if self.cases else ""
-        return (f"{self.name}: {cases}{self.checks[0]} passed, {self.checks[1]} failed; {self.executed[0]} launches, "
-                f"{self.executed[1] / 1e6:,.1f} million instructions of threads, {self.seconds:.0f} s")  # fmt: skip
+        return (
+            f"{self.name}: {cases}{self.checks[0]} passed, {self.checks[1]} failed; "
+            f"{self.executed[0]} launches, {self.executed[1] / 1e6:,.1f} million instructions of "
+            f"threads, {self.seconds:.0f} s"
+        )
 
 
 def run(build: Path, part: str, ptx: str = "", sample: str = "") -> Result:
-    """Runs a part in a folder of its own, since the simulator writes beside itself. What it prints goes to output.txt there."""
+    """Runs a part in a folder of its own, since the simulator writes beside itself. What it prints
+    goes to output.txt there.
+    """
     program, size = PARTS[part]
     folder = build / "simulated" / (part + ptx)
     folder.mkdir(parents=True, exist_ok=True)
     for file in (build / "configuration").iterdir():
         shutil.copy(file, folder)
     asked = sample or os.environ.get("SIM_SAMPLE", "")
-    env = {**os.environ, "LOWBIT_PTX": str(build / f"{program}{ptx}.ptx"), "SIM_SAMPLE": {"": str(size), "all": "0"}.get(asked, asked)}  # fmt: skip
+    env = {
+        **os.environ,
+        "LOWBIT_PTX": str(build / f"{program}{ptx}.ptx"),
+        "SIM_SAMPLE": {"": str(size), "all": "0"}.get(asked, asked),
+    }
     began = time.monotonic()
     with (folder / "output.txt").open("w+") as output:
         command = [str(build / "tests/cpp" / f"simulate_{program}"), part]
-        status = subprocess.run(command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT).returncode  # fmt: skip
+        status = subprocess.run(
+            command, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT
+        ).returncode
         output.seek(0)
         return Result(part, output.read(), status, time.monotonic() - began)
 
