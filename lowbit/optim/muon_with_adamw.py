@@ -61,8 +61,12 @@ class MuonWithAdamW(OrthogonalOptimizer):
             "weight_decay": weight_decay if adamw_weight_decay is None else adamw_weight_decay,
         }
         arguments.check_betas(adamw_betas)
-        rates: dict[str, Any] = {"learning rate": self._adamw["lr"], "epsilon": adamw_eps}
-        arguments.check_least(**rates, weight_decay=self._adamw["weight_decay"])
+        least: dict[str, Any] = {
+            "learning rate": self._adamw["lr"],
+            "epsilon": adamw_eps,
+            "weight_decay": self._adamw["weight_decay"],
+        }
+        arguments.check_least(**least)
         rule = {
             "lr": lr,
             "weight_decay": weight_decay,

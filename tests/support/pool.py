@@ -64,9 +64,10 @@ class Pool:
         self._workers: list = []
 
     def _crowded(self) -> bool:
-        """Whether process groups of earlier cases are left in a worker: hooks that nobody removed, or
-        torch's caches, keep them. The threads of one wake 100 times a second, and a hundred of them in
-        each worker took half of a machine.
+        """Whether process groups of earlier cases are left in a worker.
+
+        Hooks that nobody removed keep them, or torch's caches. The threads of one wake 100 times
+        a second: a hundred groups in each of eight workers took half of a machine.
         """
         tasks = (pathlib.Path(f"/proc/{process.pid}/task") for process, _ in self._workers)
         return any(task.exists() and len(list(task.iterdir())) > MOST_THREADS for task in tasks)
