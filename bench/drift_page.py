@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import lowbit
@@ -80,6 +81,17 @@ def series(results: Results, state: str, whats: list[str], title: str) -> list[s
     return table(head, rows)
 
 
+def opening(results: Results) -> str:
+    """What follows from the verdicts."""
+    names: dict[str, list[str]] = {}
+    for name, said in verdicts(results).items():
+        names.setdefault(said, []).append(f"`{name}`")
+    said = f"Take one of {', '.join(names['recommended'])}: over 100,000 simulated steps their state stays within {percent(RECOMMENDED)} of float32's."
+    if worse := names.get("warned about"):
+        said += f" Avoid {', '.join(worse)} under AdamW: theirs moves away."
+    return said
+
+
 def page(results: Results) -> str:
     presets = lowbit.catalog()["presets"]
     rows = []
@@ -89,23 +101,12 @@ def page(results: Results) -> str:
     return "\n".join([
         "# Drift",
         "",
-        "How far stored state moves away from float32's under the same stationary gradients. `python -m bench.drift` simulates",
-        "one tensor of 512 elements with the CPU's own step, continues where it stopped, and writes this page. Formats with scales",
-        "of rows and columns have one of 256 rows of 256, since a row and a column of a few elements fit each of them too well.",
-        "",
-        "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of *unlike* magnitudes log s has a standard",
-        "deviation of 1, so a block of 256 covers some five binary orders each way; of *like* ones s is the same everywhere.",
-        "",
-        "* **Bias** of a mean: its part along the gradient's mean, relative to float32's. Of a second moment: of its root, by",
-        "  which a step is divided. Elements count alike, relative to s. Averages of 20 looks in the last tenth of the steps.",
-        "* **Error** of a mean: the root mean square of what differs, relative to float32's.",
-        "",
-        "An empty cell is not measured yet.",
+        *textwrap.wrap(opening(results), 120, break_on_hyphens=False),
         "",
         "## Presets",
         "",
-        "The largest bias after 1,000, 10,000 and 100,000 steps, where they were measured; the first moment is one of unlike",
-        "magnitudes. A preset is",
+        "The largest bias after 1,000, 10,000 and 100,000 steps, where they were measured; [below](#method) is what the words",
+        "mean. The first moment is one of unlike magnitudes. A preset is",
         "",
         f"* **recommended** if all three are at most {percent(RECOMMENDED)};",
         f"* **warned about** if like magnitudes are off by more than {percent(TOLERATED)}, or the first moment by more than {percent(TOLERATED_FIRST)};",
@@ -119,6 +120,21 @@ def page(results: Results) -> str:
         "`6bit` settles high for the same reason as `bfloat16`: its steps of 1/64 swallow small changes, most of all downwards; with",
         "fewer bits the block's own maximum holds the values down. Factored moments are float32 means, which do not drift; what",
         "they approximate is another matter. The loss of some presets after a real run is in [quality.md](quality.md).",
+        "",
+        "## Method",
+        "",
+        "How far stored state moves away from float32's under the same stationary gradients. `python -m bench.drift` simulates",
+        "one tensor of 512 elements with the CPU's own step, continues where it stopped, and writes this page. Formats with scales",
+        "of rows and columns have one of 256 rows of 256, since a row and a column of a few elements fit each of them too well.",
+        "",
+        "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of *unlike* magnitudes log s has a standard",
+        "deviation of 1, so a block of 256 covers some five binary orders each way; of *like* ones s is the same everywhere.",
+        "",
+        "* **Bias** of a mean: its part along the gradient's mean, relative to float32's. Of a second moment: of its root, by",
+        "  which a step is divided. Elements count alike, relative to s. Averages of 20 looks in the last tenth of the steps.",
+        "* **Error** of a mean: the root mean square of what differs, relative to float32's.",
+        "",
+        "An empty cell is not measured yet.",
         "",
         "## AdEMAMix's slow mean",
         "",
