@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import textwrap
 from typing import Any
 
 import lowbit
-from bench.page import filled
 
 STEPS = (1_000, 10_000, 100_000)
 # The largest bias, over all steps, up to which a preset is recommended; and up to which it is
@@ -86,6 +86,20 @@ def series(results: Results, state: str, whats: list[str], title: str) -> list[s
     return table(head, rows)
 
 
+def opening(results: Results) -> str:
+    """What follows from the verdicts."""
+    names: dict[str, list[str]] = {}
+    for name, said in verdicts(results).items():
+        names.setdefault(said, []).append(f"`{name}`")
+    said = (
+        f"Take one of {', '.join(names['recommended'])}: over 100,000 simulated steps their state "
+        f"stays within {percent(RECOMMENDED)} of float32's."
+    )
+    if worse := names.get("warned about"):
+        said += f" Avoid {', '.join(worse)} under AdamW: theirs moves away."
+    return said
+
+
 def page(results: Results) -> str:
     presets = lowbit.catalog()["presets"]
     rows = []
@@ -97,42 +111,15 @@ def page(results: Results) -> str:
             [
                 "# Drift",
                 "",
-                filled(
-                    "How far stored state moves away from float32's under the same stationary "
-                    "gradients. `python -m bench.drift` simulates one tensor of 512 elements with "
-                    "the CPU's own step, continues where it stopped, and writes this page. Formats "
-                    "with scales of rows and columns have one of 256 rows of 256, since a row and "
-                    "a column of a few elements fit each of them too well."
-                ),
-                "",
-                filled(
-                    "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of "
-                    "*unlike* magnitudes log s has a standard deviation of 1, so a block of 256 "
-                    "covers some five binary orders each way; of *like* "
-                    "ones s is the same everywhere."
-                ),
-                "",
-                (
-                    "* **Bias** of a mean: its part along the gradient's mean, relative to "
-                    "float32's. Of a second moment: of its root, by"
-                ),
-                (
-                    "  which a step is divided. Elements count alike, relative to s. Averages of "
-                    "20 looks in the last tenth of the steps."
-                ),
-                (
-                    "* **Error** of a mean: the root mean square of what "
-                    "differs, relative to float32's."
-                ),
-                "",
-                "An empty cell is not measured yet.",
+                *textwrap.wrap(opening(results), 120, break_on_hyphens=False),
                 "",
                 "## Presets",
                 "",
-                filled(
+                (
                     "The largest bias after 1,000, 10,000 and 100,000 steps, where they were "
-                    "measured; the first moment is one of unlike magnitudes. A preset is"
+                    "measured; [below](#method) is what the words"
                 ),
+                "mean. The first moment is one of unlike magnitudes. A preset is",
                 "",
                 f"* **recommended** if all three are at most {percent(RECOMMENDED)};",
                 (
@@ -159,38 +146,94 @@ def page(results: Results) -> str:
                     ],
                     rows,
                 ),
-                filled(
+                (
                     "The second moment of `bfloat16` to the nearest grows for as long as a run "
-                    "lasts: a step of beta2 0.999 is less than half a unit in the last place "
-                    "downwards, and is lost. `bfloat16_stochastic` takes the same bytes and does "
-                    "not drift. With rounding to nearest, `log8` and `log8_fixed` settle beside "
-                    'the mean; `rounding="stochastic"` brings them back. `6bit` settles high for '
-                    "the same reason as `bfloat16`: its steps of 1/64 swallow small changes, most "
-                    "of all downwards; with fewer bits the block's own maximum holds the values "
-                    "down. Factored moments are float32 means, which do not drift; what they "
-                    "approximate is another matter. The loss of some presets after a real run is "
-                    "in [quality.md](quality.md)."
+                    "lasts: a step of beta2 0.999 is less than half"
                 ),
+                (
+                    "a unit in the last place downwards, and is lost. `bfloat16_stochastic` takes "
+                    "the same bytes and does not drift."
+                ),
+                (
+                    "With rounding to nearest, `log8` and `log8_fixed` settle beside the mean; "
+                    '`rounding="stochastic"` brings them back.'
+                ),
+                (
+                    "`6bit` settles high for the same reason as `bfloat16`: its steps of 1/64 "
+                    "swallow small changes, most of all downwards; with"
+                ),
+                (
+                    "fewer bits the block's own maximum holds the values down. Factored moments "
+                    "are float32 means, which do not drift; what"
+                ),
+                (
+                    "they approximate is another matter. The loss of some presets after a real run "
+                    "is in [quality.md](quality.md)."
+                ),
+                "",
+                "## Method",
+                "",
+                (
+                    "How far stored state moves away from float32's under the same stationary "
+                    "gradients. `python -m bench.drift` simulates"
+                ),
+                (
+                    "one tensor of 512 elements with the CPU's own step, continues where it "
+                    "stopped, and writes this page. Formats with scales"
+                ),
+                (
+                    "of rows and columns have one of 256 rows of 256, since a row and a column of "
+                    "a few elements fit each of them too well."
+                ),
+                "",
+                (
+                    "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of "
+                    "*unlike* magnitudes log s has a standard"
+                ),
+                (
+                    "deviation of 1, so a block of 256 covers some five binary orders each way; of "
+                    "*like* ones s is the same everywhere."
+                ),
+                "",
+                (
+                    "* **Bias** of a mean: its part along the gradient's mean, relative to "
+                    "float32's. Of a second moment: of its root, by"
+                ),
+                (
+                    "  which a step is divided. Elements count alike, relative to s. Averages of "
+                    "20 looks in the last tenth of the steps."
+                ),
+                (
+                    "* **Error** of a mean: the root mean square of what "
+                    "differs, relative to float32's."
+                ),
+                "",
+                "An empty cell is not measured yet.",
                 "",
                 "## AdEMAMix's slow mean",
                 "",
-                filled(
+                (
                     "A decay of 0.9999. Presets keep it in `bfloat16`, stochastic; "
-                    "[optimizers.md](optimizers.md#presets) says how to choose otherwise, with a "
-                    "warning for every format here but that and float32. Where gradients have no "
-                    "mean, float32's own slow mean is only noise, and the error is 11 % of that "
-                    "after 6,000 steps."
+                    "[optimizers.md](optimizers.md#presets) says how to"
                 ),
+                (
+                    "choose otherwise, with a warning for every format here but that and float32. "
+                    "Where gradients have no mean, float32's own slow"
+                ),
+                "mean is only noise, and the error is 11 % of that after 6,000 steps.",
                 "",
                 *series(results, "exp_avg_slow", ["bias", "error"], "format"),
                 "## Lion",
                 "",
-                filled(
+                (
                     "Betas of 0.9 and 0.99. Lion's update is a sign: *signs* is the share of "
-                    "updates with another one than float32's. Half of them would be chance. With "
-                    "`2bit` more than a third are wrong, with `8bit` less than a hundredth: do not "
-                    "train Lion with two bits."
+                    "updates with another one than float32's. Half of"
                 ),
+                (
+                    "them would be chance. With `2bit` more than a third are wrong, with `8bit` "
+                    "less than a hundredth: do not train Lion with"
+                ),
+                "two bits.",
                 "",
                 *series(results, "lion", ["error", "signs"], "format"),
                 "## Second moment, like magnitudes",

@@ -45,12 +45,13 @@ def page(help_of: Callable[..., str] = help_of) -> str:
 def _section(name: str, text: str) -> list[str]:
     """A command's heading, its arguments and options, and its examples."""
     (usage,) = re.findall(r"^Usage: (.*)$", text, re.M)
-    arguments = [
-        (said.removesuffix(" REQUIRED"), what) for said, what in _entries(text, "Positionals")
+    entries = [*_entries(text, "Positionals"), *_entries(text, "Options")]
+    shown = [
+        (f"`{said.removesuffix(' REQUIRED')}`", what)
+        for said, what in entries
+        if said != "-h,--help"
     ]
-    options = [entry for entry in _entries(text, "Options") if not entry[0].startswith("-h,")]
     examples = re.findall(r"^  (.+)$", text[text.index("Examples:") :], re.M)
-    shown = [(f"`{said}`", what) for said, what in (*arguments, *options)]
     return [
         f"## {name}",
         "",
