@@ -41,6 +41,7 @@ PRODUCTS = (
 # one of these. By itself xdist begins with files of many tests.
 LONGEST = (
     "test_wrappers",
+    "test_exact",
     "test_recipes",
     "test_torchtitan_model",
     "test_processors",
@@ -73,6 +74,7 @@ LONG = (
     "test_convert_torchao",
     "test_cpp_front",
     "test_elastic",
+    "test_exact",
     "test_flat_shards",
     "test_help",
     "test_hostile",
@@ -161,6 +163,7 @@ SLOW = (
     "test_slow_mean",
     "test_two_gpus",
     "test_ema_sharded",
+    "test_reproducible",
     "test_refusals",
     "test_group_options",
     "test_update",

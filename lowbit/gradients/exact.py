@@ -130,7 +130,8 @@ class ExactAccumulator:
         if self._recovery:
             self._recovery.began = False
         try:
-            with contextlib.nullcontext() if number is None else self._seeded(number):
+            unseeded = contextlib.nullcontext()
+            with unseeded if index is _UNNUMBERED else self._seeded(number):
                 yield
             if last:
                 self._finish()
@@ -161,12 +162,13 @@ class ExactAccumulator:
                 )
 
     @contextlib.contextmanager
-    def _seeded(self, index: int) -> Iterator[None]:
+    def _seeded(self, index: int | None) -> Iterator[None]:
         accelerator = torch.accelerator.current_accelerator()
         devices = [] if accelerator is None else [torch.accelerator.current_device_index()]
         kind = "cuda" if accelerator is None else accelerator.type
         with torch.random.fork_rng(devices, device_type=kind):
-            torch.manual_seed(mixed_seed(self.seed, self.steps, index))
+            given = MAX_ADDENDS if index is None else index
+            torch.manual_seed(mixed_seed(self.seed, self.steps, given))
             yield
 
     def _finish(self) -> None:

@@ -8,12 +8,15 @@ import gc
 import importlib
 import itertools
 import multiprocessing
+import multiprocessing.connection
 import os
 import pathlib
 import sys
+import time
 import traceback
 import warnings
 
+PATIENCE = 20  # seconds for the ranks beside one that failed
 LIMIT = 900  # seconds: against a case that waits for ever, not a judgement of how long one takes
 
 
@@ -89,21 +92,34 @@ class Pool:
         store = pathlib.Path(self.folder) / f"store{id(self)}-{next(self._count)}"
         for _, pipe in self._workers[:ranks]:
             pipe.send((str(store), ranks, module, function, arguments))
-        answers = []
-        for rank, (process, pipe) in enumerate(self._workers[:ranks]):
-            if not pipe.poll(LIMIT):
-                answers.append(("failed", f"no answer within {LIMIT} s"))
-                continue
-            try:
-                answers.append(pipe.recv())
-            except EOFError:
-                answers.append(("failed", f"rank {rank} ended with {process.exitcode}"))
-        if failed := [
-            f"rank {i}:\n{text}" for i, (how, text) in enumerate(answers) if how != "done"
-        ]:
+        answers = self._answers(ranks)
+        failed = [f"rank {i}:\n{answers[i][1]}" for i in range(ranks) if answers[i][0] != "done"]
+        if failed:
             self.close()
             raise AssertionError("\n".join(failed))
-        return [answer for _, answer in answers]
+        return [answers[i][1] for i in range(ranks)]
+
+    def _answers(self, ranks: int) -> dict[int, tuple]:
+        """What each rank said. One that failed leaves others waiting in a collective: they get
+        PATIENCE more.
+        """
+        answers: dict[int, tuple] = {}
+        until = time.monotonic() + LIMIT
+        while len(answers) < ranks:
+            waiting = {self._workers[i][1]: i for i in range(ranks) if i not in answers}
+            ready = multiprocessing.connection.wait(waiting, max(0.0, until - time.monotonic()))
+            if not ready:
+                return answers | {i: ("late", "no answer") for i in waiting.values()}
+            for pipe in ready:
+                i = waiting[pipe]
+                try:
+                    answers[i] = pipe.recv()
+                except EOFError:
+                    code = self._workers[i][0].exitcode
+                    answers[i] = ("failed", f"rank {i} ended with {code}")
+                if answers[i][0] != "done":
+                    until = min(until, time.monotonic() + PATIENCE)
+        return answers
 
     def close(self) -> None:
         for process, _ in self._workers:
