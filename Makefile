@@ -48,12 +48,12 @@ run: setup  ## the demonstration: trains, inspects, reshards, resumes
 PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest
 TWO_AT_A_TIME := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
 
-# A minute once built: of the Python tests those not in SLOW of tests/conftest.py, and neither C++ tests nor frameworks.
+# A minute once built: of the Python tests those that do not say they are slow, and neither C++ tests nor frameworks.
 check: setup $(VENV)/tests lint  ## before a commit: format, lint, types, layering, the fast tests
 	@$(PYTEST) $(TWO_AT_A_TIME) -m "not slow"
 
 # make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
-# make test MARK= also those that take half a minute each (LONG of tests/conftest.py, planted mistakes in kernels), make test MARK=slow what `make check` leaves out: CI runs all.
+# make test MARK= also those that take half a minute each (pytest.mark.long, planted mistakes in kernels), make test MARK=slow what `make check` leaves out: CI runs all.
 MARK = not long
 ifeq ($(T),)
 test: programs $(VENV)/tests  ## builds and runs the tests; MARK=: all; T=FILE[::NAME] or T=C++_TEST: some
@@ -86,7 +86,7 @@ sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitize
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
-# PRODUCTS of tests/conftest.py: every cell of what CI covers by pairs or by a third (LOWBIT_WHOLE), and what a slow CI leaves out.
+# pytest.mark.product: every cell of what CI covers by pairs or by a third (LOWBIT_WHOLE), and what a slow CI leaves out.
 matrix: setup $(VENV)/tests  ## whole products of rules, formats, wrappers and dialects
 	@LOWBIT_WHOLE=1 $(PYTEST) $(TWO_AT_A_TIME) -m product
 

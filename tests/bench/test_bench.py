@@ -19,6 +19,8 @@ from bench.contestant import Contestant
 from bench.ours import Eight, EightAvx2, Four, Kahan
 from bench.stage import Stage, junit, sanitizer
 
+pytestmark = pytest.mark.long
+
 NVIDIA_SMI = (
     "NVIDIA H200, 580.159.04, 143771, 9.0, P0, 1980, 3201, 1980, 3201, 41, [N/A], 700.00, Enabled, "
     "0x0000000000000004\n"

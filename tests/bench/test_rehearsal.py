@@ -10,6 +10,8 @@ import pytest
 
 from bench import gpu
 
+pytestmark = pytest.mark.long
+
 ROOT = Path(__file__).parents[2]
 
 

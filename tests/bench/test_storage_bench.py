@@ -12,6 +12,8 @@ from paths import ROOT
 
 from bench import storage, storage_page
 
+pytestmark = pytest.mark.product
+
 FACTS = {
     "cpu": "a CPU",
     "cores": 4,

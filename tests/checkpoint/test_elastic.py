@@ -16,6 +16,8 @@ from require import need
 from lowbit import checkpoint, elastic
 from lowbit.checkpoint import native
 
+pytestmark = pytest.mark.long
+
 need(
     "ckpt",
     native._checkpoint is not None,

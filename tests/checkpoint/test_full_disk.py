@@ -11,6 +11,8 @@ import pytest
 from file_systems import mounted
 from require import need
 
+pytestmark = pytest.mark.slow
+
 WORKER = pathlib.Path(worker.__file__)
 
 

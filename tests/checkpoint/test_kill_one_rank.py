@@ -11,6 +11,8 @@ import pytest
 import storage_worker
 from storage_files import holds, save
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     ("way", "ranks", "who"),

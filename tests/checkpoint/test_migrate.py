@@ -15,7 +15,7 @@ from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimi
 
 import lowbit
 
-pytestmark = pytest.mark.usefixtures("ckpt")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ckpt")]
 CONTEXT, STEPS = 16, 100
 
 

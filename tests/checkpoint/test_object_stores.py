@@ -24,6 +24,8 @@ from lowbit import checkpoint
 from lowbit.checkpoint import native
 from lowbit.checkpoint.object_store import Opened
 
+pytestmark = pytest.mark.long
+
 fsspec = pytest.importorskip("fsspec")  # torch itself depends on it
 from fsspec.implementations.memory import MemoryFileSystem  # noqa: E402
 

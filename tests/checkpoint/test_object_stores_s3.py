@@ -23,6 +23,8 @@ import lowbit
 from lowbit import checkpoint
 from lowbit.checkpoint import native
 
+pytestmark = pytest.mark.long
+
 need("ckpt", native._checkpoint is not None, "lowbit._checkpoint is not built", module=True)
 try:
     import moto.server  # noqa: F401

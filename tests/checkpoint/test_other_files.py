@@ -18,6 +18,8 @@ from storage_files import holds, save
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 OTHERS = (
     "config.json",
     "meta.pt",

@@ -22,6 +22,8 @@ from require import need
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 TOOL = shutil.which("lowbit-ckpt") or ""
 HIDDEN = ".out.partial-pieces"
 SHAPES = [(512, 300), (7, 40), (1000,), (), (64, 64, 9), (0, 4), (3, 5)]

@@ -8,6 +8,8 @@ import torch.distributed.checkpoint as dcp
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):

@@ -16,6 +16,8 @@ from storage_files import holds, load, save
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module", params=["lowbit", "torch"])
 def written(request, pool, tmp_path_factory):

@@ -17,6 +17,8 @@ from storage_files import flipped, load, save
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def saved(folder, digests):
     """A directory of one rank, with or without lowbit.json."""

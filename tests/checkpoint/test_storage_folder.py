@@ -19,6 +19,8 @@ from storage_files import holds, load, save
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_save_that_fails_on_one_rank_fails_on_all_and_changes_nothing(pool, tmp_path):
     path = tmp_path / "run"

@@ -5,6 +5,8 @@ each other one saved, by both readers.
 import pytest
 from storage_layouts_worker import LAYOUTS
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("loaded", LAYOUTS)
 @pytest.mark.parametrize("saved", LAYOUTS)

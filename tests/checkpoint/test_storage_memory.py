@@ -6,6 +6,10 @@ import json
 import subprocess
 import sys
 
+import pytest
+
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 MEASURE = """
 import json, sys, warnings

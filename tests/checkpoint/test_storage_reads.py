@@ -17,6 +17,8 @@ from storage_files import flipped, save
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 
 def test_ranks_read_the_bytes_that_they_need_and_no_more(pool, tmp_path):
     """Cuts of twice and four times as many ranks, by rows and by columns,

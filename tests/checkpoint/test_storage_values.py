@@ -20,6 +20,8 @@ import torch.distributed.checkpoint as dcp
 from lowbit import checkpoint
 from lowbit.checkpoint.native import native
 
+pytestmark = pytest.mark.slow
+
 warnings.filterwarnings("ignore", message="torch.distributed is disabled")
 
 

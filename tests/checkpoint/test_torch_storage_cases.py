@@ -9,6 +9,8 @@ import sys
 import pytest
 import storage_cases_worker as worker
 
+pytestmark = pytest.mark.long
+
 WORKER = pathlib.Path(worker.__file__)
 
 

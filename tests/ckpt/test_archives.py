@@ -18,6 +18,8 @@ from archives import DTYPES, bits, copy, inspect, same
 from peer_files import need_tool, run
 from safetensors.torch import load_file
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

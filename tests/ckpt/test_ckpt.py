@@ -14,6 +14,8 @@ from ckpt_folders import assert_torch_reads, content, inspect, leaves, saved, sm
 from paths import ROOT
 from peer_files import TOOL, need_tool, run
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

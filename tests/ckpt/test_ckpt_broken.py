@@ -13,6 +13,8 @@ import torch
 from ckpt_folders import inspect, saved, small
 from peer_files import TOOL, need_tool, run
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

@@ -13,6 +13,8 @@ from require import need
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 try:
     import torchao.optim as ao

@@ -25,6 +25,8 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 import lowbit
 from lowbit.config import presets
 
+pytestmark = pytest.mark.slow
+
 TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
 need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
 SHAPES = {

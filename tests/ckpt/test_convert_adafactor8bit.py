@@ -10,6 +10,8 @@ from peer_golden import arrays, entries
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 GOLDEN = arrays()
 F = np.float32

@@ -9,6 +9,8 @@ from peer_golden import arrays
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

@@ -11,6 +11,8 @@ from require import need
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 try:
     import bitsandbytes as bnb

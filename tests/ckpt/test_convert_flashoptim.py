@@ -21,6 +21,8 @@ from peer_golden import arrays
 import lowbit
 from lowbit import ops
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 FLASH = arrays("flashoptim_golden")
 SHAPES = [(128, 64), (70, 33), (45,)]  # blocks end with rows; go over them; a vector with a rest

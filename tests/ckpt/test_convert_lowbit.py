@@ -15,6 +15,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import lowbit
 
+pytestmark = pytest.mark.long
+
 TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
 need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
 SHAPES = {

@@ -23,6 +23,8 @@ from peer_golden import arrays, entries, nearest, unpack
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 stand_in_for_yacs()
 FIRST, SECOND = "dynamic4", "power1_4_unsigned"

@@ -14,6 +14,8 @@ from require import need
 
 import lowbit
 
+pytestmark = pytest.mark.product
+
 need_tool()
 try:
     import torchao.optim as ao

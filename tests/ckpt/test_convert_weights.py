@@ -11,6 +11,8 @@ from peer_files import convert, need_tool, run, same
 import lowbit
 from lowbit import ops
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 SEED = 2**33 + 5
 FORMATS = [e["name"] for e in ops.catalog()["param"] if e["dtype"] != "float32"]

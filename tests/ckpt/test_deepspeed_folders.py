@@ -27,6 +27,8 @@ from torch import nn
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

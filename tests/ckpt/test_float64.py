@@ -8,6 +8,8 @@ import pytest
 import torch
 from peer_files import need_tool, run
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 OTHERS = ["lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit"]

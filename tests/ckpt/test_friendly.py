@@ -24,6 +24,8 @@ from paths import ROOT
 from peer_files import TOOL, need_tool, run
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

@@ -15,6 +15,8 @@ from require import need
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
 need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
 ALPHABET = "ab.-]^!é界*[?"  # a backslash is shown as two

@@ -21,6 +21,8 @@ from paths import ROOT
 from require import need
 from torch import nn
 
+pytestmark = pytest.mark.slow
+
 TOOL = shutil.which("lowbit-ckpt") or ""
 need(
     "ckpt",

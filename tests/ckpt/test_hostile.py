@@ -24,6 +24,8 @@ from hostile.write import P2, dump
 from paths import TESTS
 from require import need
 
+pytestmark = pytest.mark.long
+
 TOOL = shutil.which("lowbit-ckpt") or ""
 HOSTILE = TESTS / "ckpt" / "hostile"
 SECONDS, BYTES = 2.0, 200e6

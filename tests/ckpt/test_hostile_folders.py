@@ -18,6 +18,8 @@ from paths import ROOT
 from peer_files import need_tool
 from test_hostile import TOOL, judge, run, tree
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 GOLDEN = ROOT / "tests" / "golden" / "megatron_core.tar.xz"
 MAKE = {

@@ -11,6 +11,8 @@ from kinds import KINDS, flat, load_file_of_torch, merged_metadata, nested, of, 
 from kinds_decode import dequantize
 from peer_golden import arrays
 
+pytestmark = pytest.mark.long
+
 KNOWN = [(kind, world) for kind, world in of() if KINDS[kind].recoverable]
 
 

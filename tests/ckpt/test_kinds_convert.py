@@ -12,6 +12,8 @@ import torch
 from kinds import KINDS, of, same
 from require import need
 
+pytestmark = pytest.mark.product
+
 TOOL = shutil.which("lowbit-ckpt") or ""
 need(
     "ckpt",

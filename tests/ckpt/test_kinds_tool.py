@@ -11,6 +11,8 @@ import torch
 from kinds import KINDS, flat, of, same
 from require import need
 
+pytestmark = pytest.mark.long
+
 TOOL = shutil.which("lowbit-ckpt") or ""
 need(
     "ckpt",

@@ -8,6 +8,8 @@ import large_metadata
 import pytest
 from require import need
 
+pytestmark = pytest.mark.slow
+
 TOOL = shutil.which("lowbit-ckpt") or ""
 
 

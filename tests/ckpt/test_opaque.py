@@ -21,6 +21,8 @@ import torch.distributed.checkpoint as dcp
 from opaque_objects import Called, optimizer
 from peer_files import need_tool, run
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

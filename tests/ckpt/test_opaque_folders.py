@@ -14,6 +14,8 @@ import torch.distributed.checkpoint as dcp
 from opaque_objects import Called, optimizer, same
 from peer_files import need_tool, run
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

@@ -27,6 +27,8 @@ from file_systems import mounted
 from peer_files import TOOL, need_tool, run
 from require import need
 
+pytestmark = pytest.mark.long
+
 need_tool()
 
 

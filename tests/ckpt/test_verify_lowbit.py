@@ -11,6 +11,8 @@ from peer_files import need_tool, run
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 

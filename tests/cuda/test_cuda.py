@@ -18,6 +18,8 @@ from waiting import not_waited_for
 import lowbit
 from lowbit import ops
 
+pytestmark = pytest.mark.slow
+
 need(
     "cuda",
     torch.cuda.is_available() or cuda_or_stand_in() == "cpu",

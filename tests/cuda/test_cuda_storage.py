@@ -15,6 +15,8 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from lowbit import checkpoint
 
+pytestmark = pytest.mark.slow
+
 need(
     "cuda",
     torch.cuda.is_available(),

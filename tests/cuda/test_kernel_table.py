@@ -14,6 +14,8 @@ import pytest
 from paths import ROOT
 from require import need
 
+pytestmark = pytest.mark.long
+
 SCRIPT = ROOT / "csrc" / "cuda" / "resources.py"
 CLEAN = """
 __global__ void __launch_bounds__(64) clean(uint4* to, const uint4* from) {

@@ -12,6 +12,8 @@ from plans import fresh_state, plan_row
 import lowbit
 from lowbit import ops
 
+pytestmark = pytest.mark.slow
+
 ROWS, COLS = 4, 64
 
 

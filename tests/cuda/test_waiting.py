@@ -8,6 +8,8 @@ import pytest
 import torch
 from waiting import CYCLES, not_waited_for
 
+pytestmark = pytest.mark.slow
+
 
 class Gpu:
     """Work behind work, at a clock of 2 GHz."""

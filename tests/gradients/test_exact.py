@@ -14,6 +14,8 @@ from torch import nn
 import lowbit
 from lowbit import ops
 
+pytestmark = pytest.mark.long
+
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 
 

@@ -10,6 +10,8 @@ import sys
 import pytest
 from paths import SUPPORT, TESTS
 
+pytestmark = pytest.mark.slow
+
 WORKER = SUPPORT / "gradients_worker.py"
 
 

@@ -4,6 +4,8 @@ collective, and none elsewhere."""
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_what_one_rank_has_a_gradient_of_all_step_with_the_bits_of_one_process(pool, ranks):

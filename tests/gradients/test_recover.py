@@ -4,6 +4,8 @@ the bits of a run in which nothing was raised.
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 
 def check(answers, count):
     for found in answers:

@@ -8,6 +8,8 @@ from torch import nn
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 
 class Noise(torch.autograd.Function):
     """A gradient that nothing repeats."""

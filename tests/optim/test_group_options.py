@@ -15,6 +15,8 @@ from torch import nn
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 WRONG = (
     "1e-8",
     None,

@@ -20,6 +20,8 @@ from lowbit.config import types
 from lowbit.config.arguments import DEFAULTS
 from lowbit.optim import docs
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("cls", OPTIMIZERS)
 def test_help_shows_every_argument_with_its_meaning_and_default(cls):

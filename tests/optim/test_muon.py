@@ -18,7 +18,7 @@ from lowbit.config import muon
 
 ISAS = lowbit.catalog()["isas"]
 
-pytestmark = pytest.mark.usefixtures("isa_restored")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("isa_restored")]
 
 
 def drawn(*shape, seed=0, scale=1.0):

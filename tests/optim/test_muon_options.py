@@ -16,7 +16,7 @@ from lowbit.config import muon
 BETA2 = 0.9
 MOMENTS = "second_momentum_buffer"
 
-pytestmark = pytest.mark.usefixtures("isa_restored")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("isa_restored")]
 
 
 def last_sum(x):

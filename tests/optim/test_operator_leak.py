@@ -14,6 +14,8 @@ from torch import nn
 import lowbit
 from lowbit import ops
 
+pytestmark = pytest.mark.slow
+
 ONCE = {"allocate", "set_isa"}  # called when state is created or by hand, never in a step
 CALLS = 100
 

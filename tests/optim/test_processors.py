@@ -17,6 +17,8 @@ from require import need
 
 import lowbit
 
+pytestmark = pytest.mark.long
+
 HERE = ROOT / "build" / "lowbit" / "tests" / "cpp"
 EMULATOR = ("qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu")
 

@@ -12,6 +12,8 @@ import lowbit
 from lowbit import ops
 from lowbit.optim.named import optimizer_names
 
+pytestmark = pytest.mark.slow
+
 # By their own names; others, such as AdamW8bit, are one of these with a format,
 # and MuonWithAdamW two of them.
 RULES = [

@@ -13,6 +13,8 @@ from torch import nn
 import lowbit
 from tests.support.require import need
 
+pytestmark = pytest.mark.slow
+
 TOOL = shutil.which("lowbit-ckpt")
 PRESETS = [preset["name"] for preset in lowbit.catalog()["presets"]]
 # AdEMAMix has no factored variant.

@@ -11,6 +11,8 @@ from torch import nn
 import lowbit
 from lowbit import ops
 
+pytestmark = pytest.mark.slow
+
 COUNTS = (1, 2, 3)
 MEASURED = [{"state_format": "lpmm4"}] + [
     {

@@ -18,6 +18,8 @@ from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 NAMES = ["SGD", "RMSprop", "Adagrad", "Adam", "AdamW", "Adafactor"]
 INFOS = {info.optim_cls.__name__: info for info in optim_db}
 SCHEDULERS = {

@@ -17,6 +17,8 @@ from torch.testing._internal.common_optimizers import OptimizerErrorEnum, optim_
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 INFOS = {
     info.optim_cls.__name__: info for info in optim_db if hasattr(lowbit, info.optim_cls.__name__)
 }

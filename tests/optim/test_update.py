@@ -18,7 +18,7 @@ PARAMS = CATALOG["param"]
 STATES = {s["name"]: s for s in CATALOG["state"]}
 SHAPE = (4, 300)  # two whole blocks and a short one
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 # ---- what is run ----
 

@@ -19,6 +19,8 @@ from torch import nn
 import lowbit
 from lowbit import __main__ as command
 
+pytestmark = pytest.mark.slow
+
 
 class Model(nn.Module):
     """An embedding, matrices of odd sizes, a convolution, a frozen layer, a buffer, a number,

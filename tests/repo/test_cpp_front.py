@@ -15,6 +15,8 @@ from torch import nn
 
 import lowbit
 
+pytestmark = pytest.mark.long
+
 BUILD = ROOT / "build" / "lowbit"
 TOOL = shutil.which("lowbit-ckpt")
 

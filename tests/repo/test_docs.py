@@ -21,6 +21,8 @@ from paths import ROOT
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 # Why a block may go without being run.
 REASONS = (
     "builds",

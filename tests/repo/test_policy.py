@@ -21,6 +21,8 @@ import lowbit
 from lowbit.config.overrides import clean_name
 from lowbit.state import layout
 
+pytestmark = pytest.mark.long
+
 BUILD = ROOT / "build" / "lowbit"
 ROOM = ROOT / "csrc" / "policy"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))

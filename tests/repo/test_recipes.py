@@ -13,6 +13,8 @@ import torch
 from paths import RECIPES
 from require import need
 
+pytestmark = pytest.mark.long
+
 COVERED = {"demo", "elastic", "toy"}  # make run, test_elastic, the helper
 
 

@@ -1,11 +1,12 @@
-"""The pages at the root say what is so: verbs, versions, files, and the list of slow tests."""
+"""The pages at the root say what is so: verbs, versions, files, and which tests are slow."""
 
+import json
 import re
 import subprocess
 
 import pages
 import pytest
-from conftest import LONG, SLOW
+import selection
 from paths import ROOT
 
 GENERATED = {
@@ -25,11 +26,17 @@ PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", *DOCS)
 PATH = r"(?:bench|csrc|docs|lowbit|recipes|tests|tools)/[\w./*-]+"
 
 
-def test_every_slow_test_is_a_file():
-    assert len(set(SLOW)) == len(SLOW)
-    assert len(set(LONG)) == len(LONG)
-    assert set(LONG) <= set(SLOW)  # `make check` leaves out what `make test` does
-    assert set(SLOW) <= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+def test_files_say_themselves_that_they_are_slow():
+    """As `make check` reads it, without importing them, is what pytest would find."""
+    said = {path.name: selection.marks_of(path) for path in (ROOT / "tests").rglob("test_*.py")}
+    assert sum(bool(marks) for marks in said.values()) > 100
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        text = path.read_text()
+        named = set(re.findall(r"pytest\.mark\.(slow|long|product)\b", text))
+        if path.name != "test_repository.py":
+            assert len(named) == bool(named) and named <= set(said[path.name]), path.name
+    took = json.loads(selection.DURATIONS.read_text())
+    assert set(took) <= set(said), "make test MARK= with LOWBIT_DURATIONS=1 records them anew"
 
 
 def python_files():

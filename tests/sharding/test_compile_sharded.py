@@ -4,6 +4,8 @@ compiled.
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(
     "name, backend",

@@ -13,6 +13,8 @@ import pytest
 from matrix_cases import WHOLE
 from placed_cases import CASES
 
+pytestmark = pytest.mark.product
+
 SEED = int(os.environ.get("LOWBIT_SEED", "0"))
 COUNT = {2: 100, 3: 100, 4: 140, 8: 40} if WHOLE else {2: 34, 3: 34, 4: 47, 8: 14}  # products
 # Why a draw is refused: what its words say first.

@@ -6,6 +6,8 @@ import ema_worker
 import pytest
 import torch
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=["bfloat16", "float32"])
 @pytest.mark.parametrize(

@@ -4,6 +4,8 @@ test_wrappers.py has its steps and checkpoints.
 
 import pytest
 
+pytestmark = pytest.mark.product
+
 WRAPPERS = {"FSDP1 orig": 4, "FSDP1 flat": 3}  # ranks
 BOTH = pytest.mark.parametrize("wrapper", WRAPPERS)
 

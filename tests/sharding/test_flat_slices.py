@@ -11,6 +11,8 @@ from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 import lowbit
 from lowbit.flat import FlatSlice
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("name", MAKE)
 def test_the_bits_of_one_process(pool, name):

@@ -9,6 +9,8 @@ from fsdp1_worker import wide
 from lowbit import sharding
 from lowbit.step.flat_shards import FlatShardReducer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("tied", [False, True])
 @pytest.mark.parametrize("kind", ["orig", "flat", "one_flat"])

@@ -17,6 +17,8 @@ import pytest
 from matrix_page import OF_EACH_COLUMN, same_as_recorded
 from matrix_run import SAME
 
+pytestmark = pytest.mark.product
+
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 
 

@@ -12,7 +12,10 @@ also after 2 more steps, and what is saved here loads in one process.
 import os
 
 import matrix_run
+import pytest
 from matrix_page import same_as_recorded
+
+pytestmark = pytest.mark.product
 
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 

@@ -15,6 +15,8 @@ import matrix_run
 import pytest
 from matrix_page import same_as_recorded
 
+pytestmark = pytest.mark.product
+
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 
 

@@ -8,6 +8,8 @@ import pytest
 
 import lowbit
 
+pytestmark = pytest.mark.long
+
 SETTINGS = [(isa, threads) for isa in lowbit.catalog()["isas"] for threads in (1, 2)]
 MESHES = [
     ("ddp", 2),

@@ -7,6 +7,8 @@ import pathlib
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 WAYS = ("8bit", "float32", "parts", "row", "tensor", "kahan", "normuon")
 
 

@@ -5,6 +5,8 @@ a checkpoint goes on with any other number of stages."""
 import pytest
 from pipeline_worker import RULES
 
+pytestmark = pytest.mark.long
+
 # Name: schedule, ranks, stages, ranks that share a stage, rules.
 PIPELINES = {
     "one process": ("GPipe", 1, 1, 1, [*RULES]),

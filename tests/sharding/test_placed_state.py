@@ -11,6 +11,8 @@ import torch
 from placed_cases import CASES, dtype_of
 from torch import nn
 
+pytestmark = pytest.mark.product
+
 
 @contextlib.contextmanager
 def rank_of(rank, ranks):

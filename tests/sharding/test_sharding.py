@@ -9,6 +9,8 @@ from torch import nn
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def single():

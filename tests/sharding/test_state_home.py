@@ -11,6 +11,8 @@ from test_placed_state import CASES, built, check, rank_of
 
 from lowbit.step import buckets, home
 
+pytestmark = pytest.mark.long
+
 # Every rule and format is trained where two ranks cut experts, alone and with expert parallelism.
 # Elsewhere some are.
 SOME = ("AdamW", "4bit", "LAMB", "lpmm4", "Kahan, Adafactor", "Muon")

@@ -4,6 +4,8 @@ tensor included. Each rank compares what it holds with its part of what one proc
 
 import pytest
 
+pytestmark = pytest.mark.long
+
 
 @pytest.mark.parametrize("ranks, least", [(2, 100), (3, 60), (4, 60)])
 def test_any_number_of_ranks_leaves_the_same_bytes(pool, ranks, least):

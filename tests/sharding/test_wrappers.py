@@ -11,6 +11,8 @@ import pytest
 import wrappers_worker
 from wrappers_worker import FORMATS, REAL, WRAPPERS
 
+pytestmark = pytest.mark.long
+
 NAMES = list(WRAPPERS)
 COLUMNS = [*FORMATS, REAL]
 

@@ -11,6 +11,8 @@ from torch import nn
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize("ranks", [1, 2, 3])
 @pytest.mark.parametrize("overridden", [False, True])

@@ -10,6 +10,8 @@ import pytest
 from codes import ONLY
 from paths import ROOT, TESTS, for_build
 
+pytestmark = pytest.mark.slow
+
 TOY = """// Three bits, evenly spaced in the square root: what the test of one added file adds.
 #pragma once
 

@@ -13,7 +13,7 @@ from lowbit.state import quantize as coding
 
 F = np.float32
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 def least_of_maxima(x, scale):

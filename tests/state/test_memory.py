@@ -15,6 +15,8 @@ from paths import SUPPORT
 import lowbit
 import lowbit.step.lowrank
 
+pytestmark = pytest.mark.long
+
 # Per tensor: rows of plans, norms. What rules over elements may allocate,
 # whatever the tensors' sizes.
 SMALL = 4096

@@ -10,6 +10,8 @@ from plans import extra_for, plan_row
 
 from lowbit import ops
 
+pytestmark = pytest.mark.slow
+
 CATALOG = ops.catalog()
 PARAMS = CATALOG["param"]
 NAMES = [p["name"] for p in PARAMS]

@@ -37,7 +37,7 @@ ISAS = ops.catalog()["isas"]
 BLOCKS = [32, 64, 128, 256, 512, 1024, 2048]
 F = np.float32
 
-pytestmark = pytest.mark.usefixtures("one_thread")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("one_thread")]
 
 
 @pytest.fixture(params=FAMILIES)

@@ -27,6 +27,8 @@ import lowbit
 from lowbit import ops
 from lowbit.state import memory
 
+pytestmark = pytest.mark.slow
+
 OUTSIDE = ("pinned", "managed")
 
 

@@ -1,0 +1,86 @@
+"""Which tests run, and in which order: a file says itself that it is slow, long or a product.
+
+    pytestmark = pytest.mark.slow     not in `make check`: many processes, or more than 5 seconds
+    pytestmark = pytest.mark.long     not in `make test` either, but in CI: half a minute or so
+    pytestmark = pytest.mark.product  a whole product of rules, formats and wrappers, whose parts
+                                      other tests see too; all of it in `make matrix`
+
+Files that need what `make frameworks` installs are long. The files that took longest come first, so
+that two workers end together, and products come last. LOWBIT_DURATIONS=1 records what each takes.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import pathlib
+import re
+import time
+
+import pytest
+
+KINDS = {
+    "slow": ("slow",),
+    "long": ("slow", "long"),
+    "product": ("slow", "long", "product"),
+}
+LEFT_OUT = {"not slow": "slow", "not long": "long"}
+SAID = re.compile(r"^pytestmark = [^\]]*?\bpytest\.mark\.(slow|long|product)\b", re.M)
+DURATIONS = pathlib.Path(__file__).parent.parent / "durations.json"
+
+
+def marks_of(path: pathlib.Path) -> tuple[str, ...]:
+    """The marks of a file of tests, by its text: it is not imported, which takes some seconds."""
+    if path.parent.name == "frameworks":
+        return KINDS["long"]
+    said = SAID.search(path.read_text())
+    return KINDS[said[1]] if said else ()
+
+
+def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
+    chosen = config.option.markexpr
+    if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
+        return None
+    if chosen == "product":
+        return "product" not in marks_of(collection_path) or None
+    return LEFT_OUT.get(chosen, "no mark") in marks_of(collection_path) or None
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    took = json.loads(DURATIONS.read_text())
+    for item in items:
+        for mark in marks_of(item.path):
+            item.add_marker(mark)
+    items.sort(
+        key=lambda item: (
+            item.get_closest_marker("product") is not None,
+            -took.get(item.path.name, 0),
+        )
+    )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """LOWBIT_UNTIL: seconds since 1970 after which no product begins, and says so. On a machine of
+    the usual speed none is left out.
+    """
+    until = float(os.environ.get("LOWBIT_UNTIL", "inf"))
+    if time.time() > until and item.get_closest_marker("product") is not None:
+        pytest.skip("no time left for whole products: make matrix runs them")
+
+
+_seconds: collections.Counter[str] = collections.Counter()
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _seconds[pathlib.Path(report.location[0]).name] += report.duration  # type: ignore[assignment]
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Records the files that take 5 seconds or more, if asked."""
+    if "LOWBIT_DURATIONS" not in os.environ or "PYTEST_XDIST_WORKER" in os.environ:
+        return
+    took = json.loads(DURATIONS.read_text()) | {n: round(s) for n, s in _seconds.items()}
+    kept = {name: s for name, s in sorted(took.items(), key=lambda of: -of[1]) if s >= 5}
+    DURATIONS.write_text(json.dumps(kept, indent=0) + "\n")
