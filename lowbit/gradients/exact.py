@@ -90,7 +90,9 @@ class ExactAccumulator:
         return -(-self.micro_batches // self.ranks)
 
     @contextlib.contextmanager
-    def micro(self, last: bool | None = None, *, index: int | None = _UNNUMBERED) -> Iterator[None]:
+    def micro(
+        self, last: bool | None = None, *, index: int | None = _UNNUMBERED, passes: int = 1
+    ) -> Iterator[None]:
         """Context of one micro-batch's forward and backward pass. After the last,
         every `p.grad` is the mean.
 
@@ -105,6 +107,9 @@ class ExactAccumulator:
                 not depend on the rank; afterwards they go on as before. None: the rank has no
                 micro-batch while others have, and what it computes counts as zero. Without an
                 index, nothing is seeded.
+            passes: how many backward passes the context has, 1 by default. A pipeline's schedule
+                has one for each of its micro-batches; `average` counts them all, and `last` has to
+                be said. Without a wrapper only.
 
         Raises:
             ValueError: an index out of range, or twice; or neither `last` nor `average` is given.
@@ -124,8 +129,9 @@ class ExactAccumulator:
             self._check_index(number)
         if self._round == 0:
             self._check_cleared()
-        self._now = Pass(last, index is None)
-        self._sums.begin(self._now)
+        now = Pass(last, passes, index is None)
+        self._sums.begin(now)
+        self._now = now
         self._round += 1
         if self._recovery:
             self._recovery.began = False

@@ -30,6 +30,7 @@ class Pass:
     """The forward and backward pass that is running."""
 
     last: bool  # of the step, on this rank
+    passes: int  # how many backward passes it has: several in a pipeline's schedule
     idle: bool  # whether this rank's gradients count as zeros
 
 
@@ -40,9 +41,10 @@ class Sum:
         self.divided = divided
         self.words: Tensor | None = None  # None: the sum is empty
         self.met = False  # whether a micro-batch of this step reached the parameter
+        self.reached = 0  # backward passes of the running micro-batch that did
 
     def clear(self) -> None:
-        self.words, self.met = None, False
+        self.words, self.met, self.reached = None, False, 0
 
     def add(self, rows: Tensor) -> None:
         """Adds rows of addends, [rows, n]."""
@@ -77,6 +79,8 @@ class Sums:
     def begin(self, now: Pass | None) -> None:
         """Tells the sums which pass is running; None: none is."""
         self._now = now
+        for one in self.of.values():
+            one.reached = 0
 
     def now(self) -> Pass:
         if self._now is None:
@@ -121,6 +125,11 @@ class ParamSums(Sums):
 
     def begin(self, now: Pass | None) -> None:
         super().begin(now)
+        if now is not None and now.passes > 1 and any(u.addends for u, _ in self._units.values()):
+            raise NotImplementedError(
+                "fully_shard adds up the passes of a pipeline's schedule itself before it reduces "
+                'them, and rounds; rounding="exact" needs each backward pass in a micro of its own'
+            )
         for unit, _ in self._units.values():
             if unit.addends is not None:
                 unit.addends.idle = now is not None and now.idle
@@ -139,7 +148,15 @@ class ParamSums(Sums):
                 rows = torch.zeros_like(rows)
         p.grad = None
         mine.met = True
-        if now.last and (unit is None or unit.replicas is None):
+        mine.reached += 1
+        if mine.reached > now.passes:
+            raise RuntimeError(
+                f"{self.names[p]!r} got {mine.reached} gradients in one micro-batch, which are "
+                f"{mine.reached} addends: run each backward pass in a micro of its own, say "
+                "micro(passes=...) for a pipeline, or use checkpoint(use_reentrant=False)"
+            )
+        at_once = now.passes == 1 and (unit is None or unit.replicas is None)
+        if now.last and at_once:
             hand_over(p, mine.mean(rows, self.divided.dtype_of(p)))
         else:
             mine.add(rows)
@@ -219,6 +236,10 @@ class BucketSums(Sums):
                     self._means[params[i]] = mean.view(views[i].shape)
         return flat
 
+    def begin(self, now: Pass | None) -> None:
+        super().begin(now)
+        refuse_schedules(now)
+
     def clear(self) -> None:
         super().clear()
         self._means = {}
@@ -261,6 +282,10 @@ class FlatSums(Sums):
                 )
         self.of = {key: Sum(divided) for key in sharding.hook_flat_gradients(model, self._reduce)}
 
+    def begin(self, now: Pass | None) -> None:
+        super().begin(now)
+        refuse_schedules(now)
+
     @torch.no_grad()
     def _reduce(self, key: Any, gradient: Tensor, shard: Tensor) -> None:
         now, mine, group = self.now(), self.of[key], key.process_group
@@ -276,6 +301,14 @@ class FlatSums(Sums):
         if gradient is shard:  # one rank, or no sharding
             [made] = chunks.unpack(sharding.gather(made, group))
         shard.copy_(made.view(shard.shape))
+
+
+def refuse_schedules(now: Pass | None) -> None:
+    if now is not None and now.passes > 1:
+        raise NotImplementedError(
+            'rounding="exact" takes several backward passes in one micro only without a wrapper; '
+            "under DistributedDataParallel and FSDP1 run each in a micro of its own"
+        )
 
 
 def sums_of(model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> Sums:

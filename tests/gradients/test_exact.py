@@ -285,6 +285,35 @@ def test_mistakes_are_refused():
     assert not model.weight._post_accumulate_grad_hooks
 
 
+def test_a_pipelines_schedule_has_several_passes():
+    torch.manual_seed(0)
+    model = nn.Linear(64, 64, bias=False).bfloat16()
+    x = torch.randn(4, 8, 64).bfloat16()
+    accumulator = lowbit.accumulate(model, rounding="exact", average=4)
+    for one in x:
+        with accumulator.micro():
+            model(one).float().square().mean().backward()
+    want, model.weight.grad = model.weight.grad, None
+    with accumulator.micro(last=False, passes=3):
+        for one in x[:3]:
+            model(one).float().square().mean().backward()
+    with accumulator.micro(last=True, passes=1):
+        model(x[3]).float().square().mean().backward()
+    assert torch.equal(model.weight.grad, want)
+    model.weight.grad = None
+    with accumulator.micro(last=True, passes=4):
+        for one in x:
+            model(one).float().square().mean().backward()
+    assert torch.equal(model.weight.grad, want)
+    model.weight.grad = None
+    with (
+        pytest.raises(RuntimeError, match=r"'weight' got 2 gradients in one micro-batch"),
+        accumulator.micro(last=True),
+    ):
+        for one in x:
+            model(one).float().square().mean().backward()
+
+
 def test_two_ranks_with_the_same_micro_batch_are_seen(pool):
     for text in pool.run(2, "exact_worker", "twice"):
         assert "micro-batches of a step, 0 ran on several ranks" in text
