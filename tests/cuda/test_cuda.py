@@ -500,6 +500,49 @@ def test_norms_have_the_bits_of_the_cpu_and_clipping_does_not_wait(power):
             assert torch.equal(p.grad, q.grad.cpu())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_exact_means(dtype):
+    """Every pattern of 16 bits as an addend, kept as words or added at once: the CPU's bits."""
+    patterns = torch.arange(65536, dtype=torch.int32).to(torch.int16)
+    kinds = (torch.bfloat16, torch.float16)
+    rows = [
+        torch.stack([patterns, patterns.roll(12345), patterns.roll(-777)]).view(k) for k in kinds
+    ]
+    rows.append(torch.randn(3, 65536))
+    for addends in rows:
+        made = []
+        for device in ("cpu", DEVICE):
+            words = torch.zeros(65536, dtype=torch.int64, device=device)
+            kept = torch.empty(65536, dtype=dtype, device=device)
+            at_once = torch.empty_like(kept)
+            given = addends.to(device)
+            ops.mean_add([words], [given], 6)
+            ops.mean_of([words], [given.flip(0)], [kept], 6, 6)
+            ops.mean_of([], [given], [at_once], 6, 5)
+            made.append([t.cpu().view(torch.uint8) for t in (words, kept, at_once)])
+        assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
+def test_exact_training():
+    made = []
+    for device in ("cpu", DEVICE):
+        torch.manual_seed(0)
+        p = torch.nn.Parameter(torch.randn(300, 256).bfloat16().to(device))
+        module = torch.nn.ParameterList([p])
+        opt = lowbit.AdamW([("w", p)], lr=1e-2)
+        accumulator = lowbit.accumulate(module, rounding="exact", average=3)
+        for step in range(3):
+            for index in (2, 0, 1):
+                generator = torch.Generator().manual_seed(3 * step + index)
+                grad = torch.randn(300, 256, generator=generator).bfloat16()
+                with accumulator.micro(index=index):
+                    p.backward(grad.to(device))
+            opt.step()
+            opt.zero_grad()
+        made.append([p.detach().cpu(), *(t.cpu() for t in opt.state[p].values())])
+    assert all(torch.equal(a, b) for a, b in zip(*made, strict=True))
+
+
 def test_accumulation_and_steps_in_backward():
     made = []
     for device in ("cpu", DEVICE):
