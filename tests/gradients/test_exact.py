@@ -75,6 +75,33 @@ def test_means_do_not_depend_on_splits(case):
     assert abs(Fraction(found) - exact) <= step / 2 + bound * (1 + step), nexts
 
 
+def test_planted_mistakes_are_seen():
+    """A lost low word, another unit on one rank, and torch's order of rounded additions."""
+    generator = torch.Generator().manual_seed(3)
+    addends = torch.randn(12, 4096, generator=generator) * torch.logspace(-3, 0, 12)[:, None]
+    want = torch.empty(4096)
+    ops.mean_of([], [addends], [want], 12, 12)
+
+    def joined(terms_of_second_rank: int = 12, mask: int = -1) -> torch.Tensor:
+        ranks = []
+        for rows, terms in ((addends[:5], 12), (addends[5:], terms_of_second_rank)):
+            words = torch.zeros(4096, dtype=torch.int64)
+            ops.mean_add([words], [rows], terms)
+            ranks.append(words & mask)
+        made = torch.empty(4096)
+        ops.mean_of([], [torch.stack(ranks)], [made], 12, 12)
+        return made
+
+    def differ(made: torch.Tensor) -> int:
+        return int((made != want).sum())
+
+    assert differ(joined()) == 0
+    assert differ(joined(mask=~((1 << 30) - 1))) > 4000
+    assert differ(joined(terms_of_second_rank=40)) > 4000
+    ranks = (addends[:5].sum(0) + addends[5:].sum(0)) / 12
+    assert 400 < differ(ranks) < 4000
+
+
 @pytest.mark.parametrize("isa", ops.catalog()["isas"])
 def test_instruction_sets_have_the_same_words(isa, isa_restored):
     """Every pattern of bfloat16, in vectors and alone."""
