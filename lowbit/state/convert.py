@@ -53,6 +53,15 @@ def convert_state(
     Raises:
         ValueError: a moment is missing, or its layout is unknown.
     """
+    # What torch makes of entries that a flattened state dict lacks.
+    absent = [name for name, value in saved.items() if isinstance(value, Mapping) and not value]
+    if absent:
+        raise ValueError(
+            f"the state dict has no {_listed(absent)} for state[{key!r}], as for a layer that was "
+            "added or renamed since. Load it into the model that it was saved from, or add entries "
+            "for this parameter: those that get_optimizer_state_dict returns for a new optimizer "
+            "are fresh state"
+        )
     saved = with_known_names(p, lay, saved)
     step = saved.get("step", None)
     if step is None:
@@ -170,6 +179,11 @@ def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
         for key, tensor in tensors.items()
     )
     return bool(tensors) and all(same)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(repr, names[:3]))
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more entries"
 
 
 def _number(value: Any) -> float:
