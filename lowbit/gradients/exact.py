@@ -50,7 +50,8 @@ class ExactAccumulator:
         }
         for p, name in params.items():
             places.check_free(p, name, "lowbit.accumulate", hooks=not flat)
-        divided = Divided(MAX_ADDENDS if average is None else average, average or 1, dtype)
+        self._most = MAX_ADDENDS if average is None else average
+        divided = Divided(self._most, average or 1, dtype)
         self._params = params
         self._sums = sums_of(model, params, divided)
         self.ranks, self.rank = sharding.size_and_rank(self._sums.groups)
@@ -127,6 +128,12 @@ class ExactAccumulator:
         number = None if index is _UNNUMBERED else index
         if number is not None:
             self._check_index(number)
+        addends = (self._round + 1) * passes * self.ranks  # of all ranks, if none is idle
+        if index is _UNNUMBERED and addends > self._most:
+            raise ValueError(
+                f"{self.ranks} ranks with {self._round + 1} micro-batches of {passes} passes each "
+                f"have {addends} addends, and average={self.micro_batches} is the number of all"
+            )
         if self._round == 0:
             self._check_cleared()
         now = Pass(last, passes, index is None)
@@ -149,10 +156,9 @@ class ExactAccumulator:
             self._sums.begin(None)
 
     def _check_index(self, index: int) -> None:
-        most = MAX_ADDENDS if self.micro_batches is None else self.micro_batches
-        if not 0 <= index < most:
+        if not 0 <= index < self._most:
             raise ValueError(
-                f"micro-batches have the indices 0 to {most - 1}, but this has {index}"
+                f"micro-batches have the indices 0 to {self._most - 1}, but this has {index}"
             )
         if index in self._indices:
             raise ValueError(f"micro-batch {index} ran already in this step")
@@ -249,8 +255,7 @@ class ExactAccumulator:
         groups = self._sums.groups
         first = next(iter(self._params), torch.empty(0))
         device = sharding.host_device(groups, sharding.local(first).device)
-        count = MAX_ADDENDS if self.micro_batches is None else self.micro_batches
-        table = torch.zeros(2, count, dtype=torch.int32)
+        table = torch.zeros(2, self._most, dtype=torch.int32)
         for index, value in mine.items():
             table[0, index] = 1
             table[1, index] = torch.as_tensor(value, dtype=torch.float32).cpu().view(torch.int32)

@@ -302,6 +302,13 @@ def test_mistakes_are_refused():
     with pytest.raises(ValueError, match="accumulator already"):
         lowbit.accumulate(model, rounding="exact", average=2)
     accumulator.remove()
+    accumulator = lowbit.accumulate(model, rounding="exact", average=1)
+    model.zero_grad()
+    with accumulator.micro(last=False):
+        model(torch.ones(4)).sum().backward()
+    with pytest.raises(ValueError, match="2 addends, and average=1"), accumulator.micro(last=True):
+        pass
+    accumulator.remove()
     for wrong, text in [
         ({"average": 4096}, "4,095"),
         ({"average": 0}, "number of"),
