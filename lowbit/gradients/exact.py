@@ -42,7 +42,9 @@ class ExactAccumulator:
         self._now: Pass | None = None
         self._indices: list[int] = []  # of this step, on this rank
         self._losses: dict[int, Tensor] = {}
-        self._checked = False  # whether the ranks have compared their indices
+        self._numbered = False  # whether the micro-batches of this step have indices
+        self._running: int | None = None  # the index of the one that runs
+        self._checked = 0  # of how many rounds the ranks have compared their indices
         places.check_model(model, "lowbit.accumulate")
         flat = bool(sharding.fsdp1_modules(model))
         params: dict[Tensor, str] = {
@@ -125,35 +127,50 @@ class ExactAccumulator:
             if self.micro_batches is None:
                 raise ValueError("say micro(last=...), or lowbit.accumulate(average=...)")
             last = self._round + 1 == self._rounds()
-        number = None if index is _UNNUMBERED else index
-        if number is not None:
-            self._check_index(number)
-        addends = (self._round + 1) * passes * self.ranks  # of all ranks, if none is idle
-        if index is _UNNUMBERED and addends > self._most:
-            raise ValueError(
-                f"{self.ranks} ranks with {self._round + 1} micro-batches of {passes} passes each "
-                f"have {addends} addends, and average={self.micro_batches} is the number of all"
-            )
-        if self._round == 0:
-            self._check_cleared()
         now = Pass(last, passes, index is None)
-        self._sums.begin(now)
-        self._now = now
-        self._round += 1
-        if self._recovery:
-            self._recovery.began = False
+        number = None if index is _UNNUMBERED else index
+        self._check(number, now, index is _UNNUMBERED)
         try:
+            self._sums.begin(now)
+            if self._round == 0:
+                self._losses = {}  # of the step before
+            self._now = now
+            self._round += 1
+            self._numbered = self._numbered or index is not _UNNUMBERED
+            self._running = number
+            if number is not None:
+                self._indices.append(number)
+            if self._recovery:
+                self._recovery.began = False
             unseeded = contextlib.nullcontext()
             with unseeded if index is _UNNUMBERED else self._seeded(number):
                 yield
+            self._sums.end()
             if last:
                 self._finish()
         except BaseException:
             self.reset()
             raise
         finally:
-            self._now = None
+            self._now = self._running = None
             self._sums.begin(None)
+
+    def _check(self, index: int | None, now: Pass, unnumbered: bool) -> None:
+        """Everything that can be wrong with a micro-batch before it runs."""
+        addends = (self._round + 1) * now.passes * self.ranks  # of all ranks, if none is idle
+        if unnumbered and addends > self._most:
+            raise ValueError(
+                f"{self.ranks} ranks with {self._round + 1} micro-batches of {now.passes} passes "
+                f"each have {addends} addends, and average={self.micro_batches} counts them all"
+            )
+        if self._round > 0 and unnumbered == self._numbered:
+            raise ValueError("give every micro-batch of a step an index, or none of them")
+        if index is not None:
+            if now.passes > 1:
+                raise ValueError("a micro-batch with an index has one backward pass: leave out one")
+            self._check_index(index)
+        if self._round == 0:
+            self._check_cleared()
 
     def _check_index(self, index: int) -> None:
         if not 0 <= index < self._most:
@@ -162,7 +179,6 @@ class ExactAccumulator:
             )
         if index in self._indices:
             raise ValueError(f"micro-batch {index} ran already in this step")
-        self._indices.append(index)
 
     def _check_cleared(self) -> None:
         for p, name in self._params.items():
@@ -176,7 +192,7 @@ class ExactAccumulator:
     @contextlib.contextmanager
     def _seeded(self, index: int | None) -> Iterator[None]:
         accelerator = torch.accelerator.current_accelerator()
-        devices = [] if accelerator is None else [torch.accelerator.current_device_index()]
+        devices = list(range(torch.accelerator.device_count()))  # manual_seed seeds all of them
         kind = "cuda" if accelerator is None else accelerator.type
         with torch.random.fork_rng(devices, device_type=kind):
             given = MAX_ADDENDS if index is None else index
@@ -187,10 +203,10 @@ class ExactAccumulator:
         with torch.no_grad():
             self._sums.finish()
         self._sums.clear()
-        if self._indices and not self._checked:
+        if self._numbered and self._checked != self._round:  # the same decision on all ranks
             self._gathered(dict.fromkeys(self._indices, 0.0))
-            self._checked = True
-        self._round, self._indices = 0, []
+            self._checked = self._round
+        self._round, self._indices, self._numbered = 0, [], False
         self.steps += 1
 
     def reset(self) -> None:
@@ -198,7 +214,7 @@ class ExactAccumulator:
         and `zero_grad()`.
         """
         self._sums.clear()
-        self._round, self._indices, self._losses = 0, [], {}
+        self._round, self._indices, self._numbered, self._losses = 0, [], False, {}
         ddp = sharding.is_ddp(self.model)
         if self._recovery and (not ddp or (self._now is not None and self._recovery.began)):
             self._recovery.raised()
@@ -233,13 +249,13 @@ class ExactAccumulator:
         """
         if self._now is not None and self._now.idle:
             return
-        if self._now is None or len(self._indices) != self._round:
+        if self._now is None or self._running is None:
             raise RuntimeError("call log(loss) inside `with accumulator.micro(index=...)`")
-        self._losses[self._indices[-1]] = loss.detach().float().reshape(())
+        self._losses[self._running] = loss.detach().float().reshape(())
 
     def loss(self) -> float:
-        """The mean of the losses noted since the last call: the same number on every rank,
-        and for any number of ranks.
+        """The mean of the losses that the last step's micro-batches noted: the same number on every
+        rank, and for any number of ranks.
 
         It is a collective, for every rank to call after a step, and waits for the device.
 
@@ -248,6 +264,8 @@ class ExactAccumulator:
         """
         losses, self._losses = self._losses, {}
         values = self._gathered(losses)
+        if not all(map(math.isfinite, values)):
+            return sum(values) / len(values)
         return math.fsum(values) / len(values) if values else math.nan
 
     def _gathered(self, mine: Mapping[int, Tensor | float]) -> list[float]:

@@ -4,7 +4,7 @@ in the flat gradients of FSDP1.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -75,12 +75,20 @@ class Sums:
         self.of: dict[Any, Sum] = {p: Sum(divided) for p in params}
         self._now: Pass | None = None
         self._removers: list[Callable[[], None]] = []
+        self._reductions = 0  # of the running micro-batch
 
     def begin(self, now: Pass | None) -> None:
         """Tells the sums which pass is running; None: none is."""
-        self._now = now
+        self._now, self._reductions = now, 0
         for one in self.of.values():
             one.reached = 0
+
+    def end(self) -> None:
+        """Checks, after a micro-batch's passes, that all of its gradients arrived.
+
+        Raises:
+            RuntimeError: they did not.
+        """
 
     def now(self) -> Pass:
         if self._now is None:
@@ -89,6 +97,16 @@ class Sums:
                 "accumulator.micro(...)`"
             )
         return self._now
+
+    def _count(self, mine: Sum, name: str) -> None:
+        mine.reached += 1
+        passes = self.now().passes
+        if mine.reached > passes:
+            raise RuntimeError(
+                f"{name!r} got {mine.reached} gradients in one micro-batch, which are "
+                f"{mine.reached} addends: run each backward pass in a micro of its own, say "
+                "micro(passes=...) for a pipeline, or use checkpoint(use_reentrant=False)"
+            )
 
     def clear(self) -> None:
         for one in self.of.values():
@@ -116,23 +134,43 @@ class ParamSums(Sums):
 
     def __init__(self, model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> None:
         super().__init__(params, divided)
+        self._all = sharding.units(model)
         self._units: dict[Tensor, tuple[sharding.Unit, int]] = {}
-        for unit in sharding.units(model):
+        for unit in self._all:
             self.groups = self.groups or unit.groups
-            self._removers.append(unit.remove)
             self._units |= {p: (unit, width) for p, width in unit.params if p in self.of}
+        if self.groups:
+            refuse_left_out(params, self._units, "fully_shard")
+        for unit in self._all:
+            unit.begin()
+            self._removers.append(unit.remove)
         self._hook_params(self._hook)
 
     def begin(self, now: Pass | None) -> None:
-        super().begin(now)
-        if now is not None and now.passes > 1 and any(u.addends for u, _ in self._units.values()):
+        exchanged = [unit for unit in self._all if unit.addends is not None]
+        if now is not None and now.passes > 1 and exchanged:
             raise NotImplementedError(
                 "fully_shard adds up the passes of a pipeline's schedule itself before it reduces "
                 'them, and rounds; rounding="exact" needs each backward pass in a micro of its own'
             )
-        for unit, _ in self._units.values():
+        for unit in exchanged:
+            assert unit.addends is not None
+            if now is not None:
+                unit.check()
+            unit.addends.idle = now is not None and now.idle
+        super().begin(now)
+
+    def end(self) -> None:
+        for unit in self._all:
+            unit.check()
+            if unit.addends is not None and unit.addends.waiting:
+                raise RuntimeError(sharding.NOT_TAKEN)
+
+    def clear(self) -> None:
+        super().clear()
+        for unit in self._all:
             if unit.addends is not None:
-                unit.addends.idle = now is not None and now.idle
+                unit.addends.clear()
 
     @torch.no_grad()
     def _hook(self, p: Tensor) -> None:
@@ -148,13 +186,7 @@ class ParamSums(Sums):
                 rows = torch.zeros_like(rows)
         p.grad = None
         mine.met = True
-        mine.reached += 1
-        if mine.reached > now.passes:
-            raise RuntimeError(
-                f"{self.names[p]!r} got {mine.reached} gradients in one micro-batch, which are "
-                f"{mine.reached} addends: run each backward pass in a micro of its own, say "
-                "micro(passes=...) for a pipeline, or use checkpoint(use_reentrant=False)"
-            )
+        self._count(mine, self.names[p])
         at_once = now.passes == 1 and (unit is None or unit.replicas is None)
         if now.last and at_once:
             hand_over(p, mine.mean(rows, self.divided.dtype_of(p)))
@@ -206,6 +238,11 @@ class BucketSums(Sums):
 
     def _hook(self, p: Tensor) -> None:
         self.of[p].met |= not self.now().idle
+        self._count(self.of[p], self.names[p])
+
+    def end(self) -> None:
+        if self._reductions == 0:
+            raise RuntimeError(NO_REDUCTION)
 
     @torch.no_grad()
     def _reduce(self, bucket: Any) -> Tensor:
@@ -213,6 +250,7 @@ class BucketSums(Sums):
         every rank gets the means of all chunks.
         """
         now = self.now()
+        self._reductions += 1
         flat: Tensor = bucket.buffer()
         params, views = bucket.parameters(), bucket.gradients()
         if now.idle:
@@ -277,18 +315,35 @@ class FlatSums(Sums):
         for p, name in params.items():
             if divided.dtype_of(p) != p.dtype:
                 raise NotImplementedError(
-                    f"FSDP1 hands over gradients in the parameters' dtype, {p.dtype} for {name!r}; "
-                    "leave out dtype=, or use fully_shard"
+                    "FSDP1 hands over gradients in the parameters' dtype, "
+                    f"{p.dtype} for {name!r}; leave out dtype=, or use fully_shard"
                 )
-        self.of = {key: Sum(divided) for key in sharding.hook_flat_gradients(model, self._reduce)}
+        flat = {id(p) for module in modules for p in sharding.FlatUnit(module).params}
+        refuse_left_out(params, [p for p in params if id(p) in flat], "FullyShardedDataParallel")
+        self.of = {unit: Sum(divided) for unit in sharding.hook_flat_gradients(model, self._reduce)}
+
+    def end(self) -> None:
+        if self._reductions == 0:
+            raise RuntimeError(NO_REDUCTION)
+
+    def finish(self) -> None:
+        for unit, mine in self.of.items():
+            if mine.words is not None:
+                raise RuntimeError(
+                    f"an earlier micro-batch reached {unit.name} and the last one did not, whose "
+                    "mean FSDP1 takes from no one then; use fully_shard, or reach every layer in "
+                    "the last micro-batch"
+                )
 
     def begin(self, now: Pass | None) -> None:
         super().begin(now)
         refuse_schedules(now)
 
     @torch.no_grad()
-    def _reduce(self, key: Any, gradient: Tensor, shard: Tensor) -> None:
-        now, mine, group = self.now(), self.of[key], key.process_group
+    def _reduce(self, unit: sharding.FlatUnit, gradient: Tensor, shard: Tensor) -> None:
+        now, mine, group = self.now(), self.of[unit], unit.group
+        self._reductions += 1
+        self._count(mine, unit.name)
         if now.idle:
             gradient.zero_()
         chunks = sharding.Chunks([gradient.numel()], group.size())
@@ -301,6 +356,25 @@ class FlatSums(Sums):
         if gradient is shard:  # one rank, or no sharding
             [made] = chunks.unpack(sharding.gather(made, group))
         shard.copy_(made.view(shard.shape))
+
+
+NO_REDUCTION = (
+    "a micro-batch ended without a reduction of its gradients: leave out no_sync(), which keeps "
+    "them on the rank, and run the backward pass inside `with accumulator.micro(...)`"
+)
+
+
+def refuse_left_out(params: Mapping[Tensor, str], served: Collection[Tensor], what: str) -> None:
+    """Raises NotImplementedError if a parameter is outside of the wrapper, so that every rank would
+    keep its own mean.
+    """
+    among = {id(p) for p in served}
+    left_out = [name for p, name in params.items() if id(p) not in among]
+    if left_out:
+        raise NotImplementedError(
+            f"{what} does not reduce {len(left_out)} of the trained parameters, such as "
+            f"{left_out[0]!r}, so that each rank would keep a mean of its own; wrap the whole model"
+        )
 
 
 def refuse_schedules(now: Pass | None) -> None:

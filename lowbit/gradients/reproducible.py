@@ -5,7 +5,6 @@ and on every rank.
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,24 +98,22 @@ def check_reproducible(
     """
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     traces = []
-    for turn in range(2):
-        with torch.random.fork_rng(_devices()), _traced(model) as trace:
-            torch.manual_seed(seed)
-            loss = run()
-            with warnings.catch_warnings():  # hooks on a module whose inputs need no gradient
-                warnings.filterwarnings("ignore", "Full backward hook is firing")
+    try:
+        for turn in range(2):
+            with torch.random.fork_rng(_devices()), _traced(model) as trace:
+                torch.manual_seed(seed)
+                loss = run()
                 loss.backward()
-            trace.append(("", "loss", _digest(loss)))
-            for name, p in model.named_parameters():
-                if p.grad is not None:
-                    trace.append((name, "gradient", _digest(sharding.local(p.grad))))
-        traces.append(trace)
-        if turn == 0 and others is not None:
-            others()
-        model.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                buffer.copy_(before)
+                trace.append(("", "loss", _digest(loss)))
+                for name, p in model.named_parameters():
+                    if p.grad is not None:
+                        trace.append((name, "gradient", _digest(sharding.local(p.grad))))
+            traces.append(trace)
+            if turn == 0 and others is not None:
+                others()
+            _put_back(model, buffers)
+    finally:
+        _put_back(model, buffers)
     found = _first(model, traces[0], traces[1], "passes")
     if found is not None:
         return found
@@ -127,6 +124,13 @@ def check_reproducible(
         if found is not None:
             return found
     return Reproducibility(None, None, None, None)
+
+
+def _put_back(model: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:
+    model.zero_grad(set_to_none=True)
+    with torch.no_grad():
+        for buffer, before in buffers:
+            buffer.copy_(before)
 
 
 def _first(model: nn.Module, a: Trace, b: Trace, between: str) -> Reproducibility | None:
@@ -154,13 +158,20 @@ def _traced(model: nn.Module) -> Iterator[Trace]:
     def output(name: str) -> Callable[..., None]:
         return lambda _m, _i, out: trace.append((name, "output", _digest(out)))
 
-    def gradient(name: str) -> Callable[..., None]:
-        return lambda _m, grads, _g: trace.append((name, "gradient", _digest(grads)))
+    def inputs(name: str) -> Callable[..., None]:
+        """By hooks on the tensors: a hook on the module would not let it write to them."""
+
+        def watch(_: nn.Module, given: Any) -> None:
+            for t in torch.utils._pytree.tree_leaves(given):
+                if isinstance(t, Tensor) and t.requires_grad:
+                    t.register_hook(lambda g: trace.append((name, "gradient", _digest(g))))
+
+        return watch
 
     for name, module in model.named_modules():
         if next(module.children(), None) is None:
             handles.append(module.register_forward_hook(output(name)))
-            handles.append(module.register_full_backward_hook(gradient(name)))
+            handles.append(module.register_forward_pre_hook(inputs(name)))
     try:
         yield trace
     finally:
@@ -180,8 +191,4 @@ def _digest(value: Any) -> str:
 
 
 def _devices() -> list[int]:
-    return (
-        []
-        if torch.accelerator.current_accelerator() is None
-        else [torch.accelerator.current_device_index()]
-    )
+    return list(range(torch.accelerator.device_count()))  # manual_seed seeds all of them

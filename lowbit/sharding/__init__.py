@@ -30,6 +30,8 @@ from lowbit.sharding.placement import (
     take,
 )
 from lowbit.sharding.reductions import (
+    NOT_TAKEN,
+    FlatUnit,
     Unit,
     fsdp1_modules,
     hook_buckets,
@@ -59,11 +61,13 @@ __all__ = [
     "CUT_ALL",
     "CUT_ENDS",
     "CUT_NONE",
+    "NOT_TAKEN",
     "Boxes",
     "Chunks",
     "Flat",
     "FlatShard",
     "FlatSlice",
+    "FlatUnit",
     "Home",
     "Matrices",
     "Part",

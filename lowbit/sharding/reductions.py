@@ -37,25 +37,39 @@ class UnitAddends:
         op: Any,
         async_op: bool = False,
     ) -> None:
+        if self._rows is not None:
+            raise RuntimeError(NOT_TAKEN)
         if self.idle:
             input_tensor.zero_()
         self._rows, self._used = exchange_rows(input_tensor.view(self.ranks, -1), group), 0
         output_tensor.zero_()  # the hooks replace it
+
+    @property
+    def waiting(self) -> bool:
+        """Whether rows arrived that no hook has taken."""
+        return self._rows is not None
 
     def take(self, width: int, n: int) -> Tensor:
         """The first n columns of the next `width`: the addends of a parameter's local part,
         [ranks, n].
         """
         assert self._rows is not None
+        if self._rows.device.type != "cpu":  # under HSDP the stream of the hooks is another one
+            self._rows.record_stream(torch.accelerator.current_stream(self._rows.device))  # type: ignore[arg-type]
         rows = self._rows[:, self._used : self._used + n]
         self._used += width
         if self._used == self._rows.shape[1]:
             self._rows = None
         return rows
 
+    def clear(self) -> None:
+        self._rows = None
+
 
 class Unit:
-    """A module that `fully_shard` was called on, with the addends in the place of its reduction."""
+    """One or several modules that `fully_shard` was called on together, whose addends are exchanged
+    in the place of their reduction.
+    """
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -63,66 +77,111 @@ class Unit:
         groups = getattr(state, "_fsdp_param_groups", None)
         if groups is None:  # torch 2.12 and earlier
             groups = [g for g in [state._fsdp_param_group] if g is not None]
+        name = type(module).__name__
         if len(groups) > 1:
             raise NotImplementedError(
-                'rounding="exact" needs one mesh for all parameters of a '
-                "module under fully_shard, but this "
-                f"{type(module).__name__} has {len(groups)}; call fully_shard "
-                "on a submodule for each mesh"
+                'rounding="exact" needs one mesh for all parameters of a module under fully_shard, '
+                f"but this {name} has {len(groups)}; call fully_shard on a submodule for each mesh"
             )
         self.params: list[tuple[Any, int]] = []  # (sharded parameter, its padded size)
         self.groups: list[Any] = []  # replicas first
         self.addends: UnitAddends | None = None
+        self.replicas: Any = None
+        self._group: Any = None
         if not groups:
             return
-        [group] = groups
-        shards = getattr(group.mesh_info, "shard_process_group", None)
-        replicas = getattr(group.mesh_info, "replicate_process_group", None)
-        ranks = 1 if shards is None else shards.size()
-        if replicas is not None and replicas.size() > 1 and ranks == 1:
-            raise NotImplementedError(
-                'rounding="exact" does not support a mesh of replicas alone under fully_shard: '
-                "torch adds their "
-                "gradients before lowbit sees them. Use DistributedDataParallel, or shard over at "
-                "least 2 ranks"
-            )
+        [self._group] = groups
+        mesh = self._group.mesh_info
+        shards = getattr(mesh, "shard_process_group", None)
+        replicas = getattr(mesh, "replicate_process_group", None)
+        self._ranks = 1 if shards is None else shards.size()
+        if replicas is not None and replicas.size() > 1:
+            if self._ranks == 1:
+                raise NotImplementedError(
+                    'rounding="exact" does not support a mesh of replicas alone under fully_shard: '
+                    "torch adds their gradients before lowbit sees them. Use "
+                    "DistributedDataParallel, or shard over at least 2 ranks"
+                )
+            self.replicas = replicas
         self.groups = [g for g in (replicas, shards) if g is not None and g.size() > 1]
-        self.replicas = replicas if replicas is not None and replicas.size() > 1 else None
-        for param in group.fsdp_params:
+        for param in self._group.fsdp_params:
             self.params.append((param.sharded_param, param.padded_sharded_param_size.numel()))
+        self._trained = [p.requires_grad for p, _ in self.params]
+
+    def begin(self) -> None:
+        """Puts the exchange in the place of the reduction."""
+        if not self.groups:
+            return
+        group = self._group
         self._before = (
             group._reduce_scatter_comm,
             group.gradient_divide_factor,
             group.force_sum_reduction_for_comms,
         )
-        if ranks > 1:
-            self.addends = UnitAddends(ranks)
-            self._set(self.addends, 1.0, True)
+        self.addends = UnitAddends(self._ranks)
+        self._set(self.addends, 1.0, True)
 
     def _set(self, comm: Any, factor: float | None, sums: bool) -> None:
         self._module.set_custom_reduce_scatter(comm)
         self._module.set_gradient_divide_factor(factor)
         self._module.set_force_sum_reduction_for_comms(sums)
 
+    def check(self) -> None:
+        """Raises RuntimeError where hooks would not run, or would take another parameter's rows."""
+        if self.addends is None:
+            return
+        if not (self._group.reduce_grads and self._group.all_reduce_grads):
+            raise RuntimeError(
+                'rounding="exact" reduces in every backward pass: leave out '
+                "set_requires_gradient_sync(False) and set_requires_all_reduce(False)"
+            )
+        now = [param.sharded_param for param in self._group.fsdp_params]
+        same = len(now) == len(self.params) and all(
+            a is b and a.requires_grad == trained
+            for a, (b, _), trained in zip(now, self.params, self._trained, strict=True)
+        )
+        if not same:
+            raise RuntimeError(
+                "the parameters of a module under fully_shard were replaced, frozen or unfrozen "
+                "since lowbit.accumulate was called on it; remove() the accumulator and make "
+                "another one"
+            )
+
     def remove(self) -> None:
         """Restores torch's own reduction."""
         if self.addends is not None:
             self._set(*self._before)
+            self.addends = None
+
+
+NOT_TAKEN = (
+    "gradients were exchanged that reached no hook of lowbit.accumulate; was a parameter frozen or "
+    "replaced since it was called, or set_requires_all_reduce(False) set?"
+)
 
 
 def units(model: nn.Module) -> list[Unit]:
-    """The modules of a model that `fully_shard` was called on."""
-    return [Unit(m) for m in model.modules() if hasattr(m, "set_custom_reduce_scatter")]
+    """The modules of a model that `fully_shard` was called on; those that it was called on together
+    are one.
+    """
+    found: dict[int, Any] = {}
+    module: Any
+    for module in model.modules():
+        if hasattr(module, "set_custom_reduce_scatter"):
+            found.setdefault(id(module._get_fsdp_state()), module)
+    return [Unit(module) for module in found.values()]
 
 
 def fsdp1_modules(model: nn.Module) -> list[Any]:
     """The modules that FullyShardedDataParallel (FSDP1) wraps and that have parameters of their
     own.
     """
+    return [m for m in _fsdp1(model) if getattr(m, "_handle", None) is not None]
+
+
+def _fsdp1(model: nn.Module) -> list[Any]:
     return [
-        m
-        for m in model.modules()
-        if hasattr(m, "register_comm_hook") and getattr(m, "_handle", None) is not None
+        m for m in model.modules() if hasattr(m, "register_comm_hook") and hasattr(m, "_handle")
     ]
 
 
@@ -175,20 +234,35 @@ def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
     return remove
 
 
-FlatHook = Callable[[Any, Tensor, Tensor], None]
+class FlatUnit:
+    """A module of FSDP1 with parameters of its own. torch hands it to the hook as its state."""
+
+    def __init__(self, module: Any) -> None:
+        # Not the module itself: as an attribute of a module it would be a submodule.
+        self._handle, self.group = module._handle, module.process_group
+        self.name = ", ".join(self._handle.flat_param._fqns[:3])
+
+    @property
+    def params(self) -> list[Any]:
+        """The flat parameter, and the original ones that are views of it."""
+        flat = self._handle.flat_param
+        return [flat, *(flat._params or ())]
 
 
-def hook_flat_gradients(model: nn.Module, hook: FlatHook) -> list[Any]:
-    """Calls `hook(key, gradient, shard)` in the place of FSDP1's reduce-scatter;
-    the key is one of those returned.
+FlatHook = Callable[[FlatUnit, Tensor, Tensor], None]
 
-    Without sharding (one rank, or NO_SHARD) the gradient is the shard.
-    torch cannot unregister the hook.
+
+def hook_flat_gradients(model: nn.Module, hook: FlatHook) -> list[FlatUnit]:
+    """Calls `hook(unit, gradient, shard)` in the place of FSDP1's reduce-scatter, for each of the
+    units that it returns.
+
+    Without sharding (one rank, or NO_SHARD) the gradient is the shard. torch cannot unregister the
+    hook.
 
     Raises:
-        RuntimeError: the model has a communication hook already.
-        NotImplementedError: a hybrid sharding strategy,
-            or a reduction in another dtype than the parameters'.
+        AssertionError: the model has a communication hook already.
+        NotImplementedError: a hybrid sharding strategy, or a reduction in another dtype than the
+            parameters'.
     """
     modules = fsdp1_modules(model)
     for module in modules:
@@ -196,22 +270,26 @@ def hook_flat_gradients(model: nn.Module, hook: FlatHook) -> list[Any]:
         if "HYBRID" in strategy:
             raise NotImplementedError(
                 f'rounding="exact" does not support sharding_strategy={strategy} of FSDP1, where '
-                "torch allows no "
-                "communication hook; use fully_shard (FSDP2) on a mesh of two dimensions"
+                "torch allows no communication hook; use fully_shard (FSDP2) on a mesh of two "
+                "dimensions"
             )
         handle = module._handle
         if handle._reduce_dtype != handle._orig_param_dtype:
             raise NotImplementedError(
                 f"FSDP1 reduces in {handle._reduce_dtype} and then converts to "
-                f"{handle._orig_param_dtype}, which would round "
-                f"twice; set reduce_dtype={handle._orig_param_dtype} in MixedPrecision for "
-                'rounding="exact"'
+                f"{handle._orig_param_dtype}, which would round twice; set "
+                f'reduce_dtype={handle._orig_param_dtype} in MixedPrecision for rounding="exact"'
             )
 
-    def call(key: Any, gradient: Tensor, shard: Tensor | None = None) -> None:
-        hook(key, gradient, gradient if shard is None else shard)
+    def call(unit: FlatUnit, gradient: Tensor, shard: Tensor | None = None) -> None:
+        hook(unit, gradient, gradient if shard is None else shard)
 
-    modules[0].register_comm_hook(modules[0], call)
+    inner = {id(below) for top in _fsdp1(model) for below in _fsdp1(top) if below is not top}
+    for top in _fsdp1(model):
+        if id(top) not in inner:
+            top.register_comm_hook(None, call)
+    found = []
     for module in modules:
-        module._comm_hook_state = module  # torch gives all of them the root's
-    return modules
+        found.append(FlatUnit(module))
+        module._comm_hook_state = found[-1]  # torch gives all of them the root's
+    return found

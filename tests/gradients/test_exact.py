@@ -361,3 +361,45 @@ def test_infinities_reach_the_step():
             model(torch.tensor(x)).sum().backward()
     assert model.weight.grad[:, 0].isnan().all()
     assert torch.equal(model.weight.grad[:, 1], torch.full((2,), 1.5))
+
+
+def test_nothing_is_lost_in_silence(pool):
+    first, second = pool.run(2, "exact_worker", "mishaps")
+    assert first == second
+    for name, text in {
+        "DDP no_sync": "without a reduction",
+        "FSDP1 no_sync": "without a reduction",
+        "FSDP2 no sync": "set_requires_gradient_sync",
+        "unfrozen": "replaced, frozen or unfrozen",
+        "partly": "does not reduce 9 of the trained parameters, such as 'tiny'",
+        "DDP twice": "got 2 gradients in one micro-batch",
+        "FSDP1 twice": "got 2 gradients in one micro-batch",
+        "removed": "restored",
+        "removed, together": "restored",
+        "FSDP1 modules": "16 entries",
+    }.items():
+        assert text in first[name], f"{name}: {first[name]}"
+    losses = {float(first[f"{wrapper} one micro-batch"]) for wrapper in ("DDP", "FSDP1", "FSDP2")}
+    assert len(losses) == 1
+    assert math.isfinite(losses.pop())
+
+
+def test_a_loss_after_an_idle_round_and_an_infinite_one():
+    model = nn.Linear(4, 4)
+    accumulator = lowbit.accumulate(model, rounding="exact", average=2)
+    for index in (1, 0):
+        with accumulator.micro(index=index):
+            loss = model(torch.ones(4)).sum()
+            loss.backward()
+            accumulator.log(loss * (math.inf if index else -math.inf) * loss.detach().sign())
+    assert math.isnan(accumulator.loss())
+    model.zero_grad()
+    with accumulator.micro(index=0):
+        model(torch.ones(4)).sum().backward()
+    with pytest.raises(ValueError, match="an index, or none of them"), accumulator.micro():
+        pass
+
+
+def test_a_model_that_writes_in_place_is_compared():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
+    assert lowbit.check_reproducible(model, lambda: model(torch.ones(2, 4)).sum())

@@ -270,3 +270,103 @@ def reproducible(wrapper: str) -> str:
         return str(lowbit.check_reproducible(model, lambda: model(torch.ones(2, 4)).sum()))
     model = wrapped(wrapper, torch.bfloat16)
     return str(lowbit.check_reproducible(model, lambda: loss_of(model, batch(0, 3), 3)))
+
+
+def mishaps() -> dict[str, str]:
+    """What was said where gradients would have been lost, by what was done; on two ranks."""
+    return {name: said(case) for name, case in MISHAPS.items()}
+
+
+def said(case) -> str:
+    try:
+        return str(case())
+    except Exception as error:
+        dist.barrier()
+        return f"{type(error).__name__}: {error}"
+
+
+def one_pass(model: nn.Module, accumulator, **options) -> None:
+    with accumulator.micro(**options):
+        loss_of(model, batch(0, 3), 3).backward()
+
+
+def exact(wrapper: str, average: int = 2):
+    model = wrapped(wrapper, torch.bfloat16)
+    return model, lowbit.accumulate(model, rounding="exact", average=average)
+
+
+def no_sync(wrapper: str) -> None:
+    model, accumulator = exact(wrapper)
+    with model.no_sync():
+        one_pass(model, accumulator)
+
+
+def unsynchronized() -> None:
+    model, accumulator = exact("FSDP2")
+    model.set_requires_gradient_sync(False)
+    one_pass(model, accumulator)
+
+
+def unfrozen() -> None:
+    model, accumulator = exact("FSDP2")
+    model.frozen.requires_grad_(True)
+    one_pass(model, accumulator)
+
+
+def partly() -> None:
+    model = Net().bfloat16()
+    fully_shard(model.blocks[0])
+    lowbit.accumulate(model, rounding="exact", average=2)
+
+
+def twice_in_one(wrapper: str) -> None:
+    model, accumulator = exact(wrapper, 4)
+    with accumulator.micro(last=True):
+        loss_of(model, batch(0, 3), 3).backward()
+        loss_of(model, batch(0, 4), 4).backward()
+
+
+def idle_only(wrapper: str) -> float:
+    """One micro-batch on two ranks."""
+    model, accumulator = exact(wrapper, 1)
+    for index in accumulator.indices():
+        with accumulator.micro(index=index):
+            loss = loss_of(model, batch(0, index or 0), index or 0)
+            loss.backward()
+            accumulator.log(loss)
+    return accumulator.loss()
+
+
+def restored(together: bool) -> str:
+    """Gradients by torch's own reduction after `remove`."""
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    fully_shard([model[0], model[1]] if together else model[0])
+    fully_shard(model)
+    lowbit.accumulate(model, rounding="exact", average=2).remove()
+    model(torch.ones(2, 8)).sum().backward()
+    assert all(p.grad.full_tensor().any() for p in model.parameters())
+    return "restored"
+
+
+def modules_of_fsdp1() -> str:
+    model, _ = exact("FSDP1")
+    model.eval().train()
+    repr(model)
+    return f"{len(model.state_dict())} entries"
+
+
+MISHAPS = {
+    "DDP no_sync": lambda: no_sync("DDP"),
+    "FSDP1 no_sync": lambda: no_sync("FSDP1"),
+    "FSDP2 no sync": unsynchronized,
+    "unfrozen": unfrozen,
+    "partly": partly,
+    "DDP twice": lambda: twice_in_one("DDP"),
+    "FSDP1 twice": lambda: twice_in_one("FSDP1"),
+    "DDP one micro-batch": lambda: idle_only("DDP"),
+    "FSDP2 one micro-batch": lambda: idle_only("FSDP2"),
+    "FSDP1 one micro-batch": lambda: idle_only("FSDP1"),
+    "removed": lambda: restored(False),
+    "removed, together": lambda: restored(True),
+    "FSDP1 modules": modules_of_fsdp1,
+}
