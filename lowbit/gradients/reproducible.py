@@ -36,7 +36,7 @@ _CURES: list[tuple[tuple[type, ...], str]] = [
     ),
     (
         (nn.RNNBase,),
-        "cuDNN needs CUBLAS_WORKSPACE_CONFIG=:4096:2 and torch.use_deterministic_algorithms(True)",
+        "cuDNN needs CUBLAS_WORKSPACE_CONFIG=:16:8 and torch.use_deterministic_algorithms(True)",
     ),
 ]
 _CURE = (
