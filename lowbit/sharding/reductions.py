@@ -55,7 +55,8 @@ class UnitAddends:
         """
         assert self._rows is not None
         if self._rows.device.type != "cpu":  # under HSDP the stream of the hooks is another one
-            self._rows.record_stream(torch.accelerator.current_stream(self._rows.device))  # type: ignore[arg-type]
+            stream: Any = torch.accelerator.current_stream(self._rows.device)
+            self._rows.record_stream(stream)
         rows = self._rows[:, self._used : self._used + n]
         self._used += width
         if self._used == self._rows.shape[1]:

@@ -55,7 +55,7 @@ def convert_state(
     """
     # What torch makes of entries that a flattened state dict lacks.
     absent = [name for name, value in saved.items() if isinstance(value, Mapping) and not value]
-    if absent:
+    if "step" in absent:
         raise ValueError(
             f"the state dict has no {_listed(absent)} for state[{key!r}], as for a layer that was "
             "added or renamed since. Load it into the model that it was saved from, or add entries "

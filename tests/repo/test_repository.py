@@ -34,7 +34,7 @@ def test_files_say_themselves_that_they_are_slow():
         text = path.read_text()
         named = set(re.findall(r"pytest\.mark\.(slow|long|product)\b", text))
         if path.name != "test_repository.py":
-            assert len(named) == bool(named) and named <= set(said[path.name]), path.name
+            assert bool(named) == bool(said[path.name]) or "frameworks" in path.parts, path.name
     took = json.loads(selection.DURATIONS.read_text())
     assert set(took) <= set(said), "make test MARK= with LOWBIT_DURATIONS=1 records them anew"
 
