@@ -83,9 +83,7 @@ class Accumulator:
                 or DDP with static_graph=True begins with a micro-batch that is not the last.
         """
         if self._micro:
-            raise RuntimeError(
-                "micro-batches do not nest: leave one `accumulator.micro` before entering the next"
-            )
+            raise RuntimeError(places.NESTED)
         self._check_place(self.model)
         enqueued = getattr(self.model, "_static_graph_delay_allreduce_enqueued", True)
         if not last and getattr(self.model, "static_graph", False) and not enqueued:

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import math
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -16,6 +16,7 @@ from lowbit import sharding
 from lowbit.gradients import hooks as places
 from lowbit.gradients.exact_sums import Divided, Pass, sums_of
 from lowbit.ops.gradient import MAX_ADDENDS
+from lowbit.state.settings import some
 
 _UNNUMBERED: Any = object()  # the index of a micro-batch that has none
 
@@ -120,9 +121,7 @@ class ExactAccumulator:
                 first step, the ranks did not share the micro-batches.
         """
         if self._now is not None:
-            raise RuntimeError(
-                "micro-batches do not nest: leave one `accumulator.micro` before entering the next"
-            )
+            raise RuntimeError(places.NESTED)
         if last is None:
             if self.micro_batches is None:
                 raise ValueError("say micro(last=...), or lowbit.accumulate(average=...)")
@@ -290,9 +289,7 @@ class ExactAccumulator:
         )
         if twice or never:
             wrong = (
-                f"{_listed(twice)} ran on several ranks"
-                if twice
-                else f"{_listed(never)} ran on no rank"
+                f"{some(twice)} ran on several ranks" if twice else f"{some(never)} ran on no rank"
             )
             raise RuntimeError(
                 f"of the micro-batches of a step, {wrong}; deal them as accumulator.indices() does"
@@ -310,8 +307,3 @@ def mixed_seed(seed: int, step: int, index: int) -> int:
         z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
         z ^= z >> 31
     return z >> 1
-
-
-def _listed(numbers: Sequence[int]) -> str:
-    shown = ", ".join(map(str, numbers[:3]))
-    return shown if len(numbers) <= 3 else f"{shown} and {len(numbers) - 3} more"

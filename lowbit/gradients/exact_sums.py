@@ -75,11 +75,10 @@ class Sums:
         self.of: dict[Any, Sum] = {p: Sum(divided) for p in params}
         self._now: Pass | None = None
         self._removers: list[Callable[[], None]] = []
-        self._reductions = 0  # of the running micro-batch
 
     def begin(self, now: Pass | None) -> None:
         """Tells the sums which pass is running; None: none is."""
-        self._now, self._reductions = now, 0
+        self._now = now
         for one in self.of.values():
             one.reached = 0
 
@@ -225,13 +224,38 @@ def hand_over(p: Tensor, mean: Tensor) -> None:
     p.grad = sharding.like(p, mean.to(here.device).view(here.shape), p.shape)
 
 
-class BucketSums(Sums):
+class ReducedSums(Sums):
+    """Sums whose gradients come to a communication hook of the wrapper."""
+
+    def __init__(self, params: Mapping[Tensor, str], divided: Divided, group: Any) -> None:
+        super().__init__(params, divided)
+        self.groups = [group] if group.size() > 1 else []
+        self._reductions = 0  # of the running micro-batch
+
+    def begin(self, now: Pass | None) -> None:
+        super().begin(now)
+        self._reductions = 0
+        if now is not None and now.passes > 1:
+            raise NotImplementedError(
+                'rounding="exact" takes several backward passes in one micro only without a '
+                "wrapper; under DistributedDataParallel and FSDP1 run each in a micro of its own"
+            )
+
+    def end(self) -> None:
+        if self._reductions == 0:
+            raise RuntimeError(
+                "a micro-batch ended without a reduction of its gradients: leave out no_sync(), "
+                "which keeps them on the rank, and run the backward pass inside "
+                "`with accumulator.micro(...)`"
+            )
+
+
+class BucketSums(ReducedSums):
     """Sums of chunks of parameters under DDP, whose buckets come to a communication hook."""
 
     def __init__(self, model: Any, params: Mapping[Tensor, str], divided: Divided) -> None:
-        super().__init__(params, divided)
+        super().__init__(params, divided, model.process_group)
         self._model, self._group = model, model.process_group
-        self.groups = [self._group] if self._group.size() > 1 else []
         self._means: dict[Tensor, Tensor] = {}  # of the last micro-batch
         self._removers.append(sharding.hook_buckets(model, self._reduce))
         self._hook_params(self._hook)
@@ -239,10 +263,6 @@ class BucketSums(Sums):
     def _hook(self, p: Tensor) -> None:
         self.of[p].met |= not self.now().idle
         self._count(self.of[p], self.names[p])
-
-    def end(self) -> None:
-        if self._reductions == 0:
-            raise RuntimeError(NO_REDUCTION)
 
     @torch.no_grad()
     def _reduce(self, bucket: Any) -> Tensor:
@@ -274,10 +294,6 @@ class BucketSums(Sums):
                     self._means[params[i]] = mean.view(views[i].shape)
         return flat
 
-    def begin(self, now: Pass | None) -> None:
-        super().begin(now)
-        refuse_schedules(now)
-
     def clear(self) -> None:
         super().clear()
         self._means = {}
@@ -299,7 +315,7 @@ class BucketSums(Sums):
             p.grad = mean
 
 
-class FlatSums(Sums):
+class FlatSums(ReducedSums):
     """Sums of the flat shards of FSDP1, whose gradients come to a communication hook."""
 
     def __init__(
@@ -307,24 +323,19 @@ class FlatSums(Sums):
         model: nn.Module,
         params: Mapping[Tensor, str],
         divided: Divided,
-        modules: Sequence[Any],
+        units: Sequence[sharding.FlatUnit],
     ) -> None:
-        super().__init__({}, divided)
-        group = modules[0].process_group
-        self.groups = [group] if group.size() > 1 else []
+        super().__init__({}, divided, units[0].group)
         for p, name in params.items():
             if divided.dtype_of(p) != p.dtype:
                 raise NotImplementedError(
                     "FSDP1 hands over gradients in the parameters' dtype, "
                     f"{p.dtype} for {name!r}; leave out dtype=, or use fully_shard"
                 )
-        flat = {id(p) for module in modules for p in sharding.FlatUnit(module).params}
-        refuse_left_out(params, [p for p in params if id(p) in flat], "FullyShardedDataParallel")
-        self.of = {unit: Sum(divided) for unit in sharding.hook_flat_gradients(model, self._reduce)}
-
-    def end(self) -> None:
-        if self._reductions == 0:
-            raise RuntimeError(NO_REDUCTION)
+        flat = [p for unit in units for p in unit.params]
+        refuse_left_out(params, flat, "FullyShardedDataParallel")
+        sharding.hook_flat_gradients(model, units, self._reduce)
+        self.of = {unit: Sum(divided) for unit in units}
 
     def finish(self) -> None:
         for unit, mine in self.of.items():
@@ -334,10 +345,6 @@ class FlatSums(Sums):
                     "mean FSDP1 takes from no one then; use fully_shard, or reach every layer in "
                     "the last micro-batch"
                 )
-
-    def begin(self, now: Pass | None) -> None:
-        super().begin(now)
-        refuse_schedules(now)
 
     @torch.no_grad()
     def _reduce(self, unit: sharding.FlatUnit, gradient: Tensor, shard: Tensor) -> None:
@@ -358,12 +365,6 @@ class FlatSums(Sums):
         shard.copy_(made.view(shard.shape))
 
 
-NO_REDUCTION = (
-    "a micro-batch ended without a reduction of its gradients: leave out no_sync(), which keeps "
-    "them on the rank, and run the backward pass inside `with accumulator.micro(...)`"
-)
-
-
 def refuse_left_out(params: Mapping[Tensor, str], served: Collection[Tensor], what: str) -> None:
     """Raises NotImplementedError if a parameter is outside of the wrapper, so that every rank would
     keep its own mean.
@@ -377,19 +378,11 @@ def refuse_left_out(params: Mapping[Tensor, str], served: Collection[Tensor], wh
         )
 
 
-def refuse_schedules(now: Pass | None) -> None:
-    if now is not None and now.passes > 1:
-        raise NotImplementedError(
-            'rounding="exact" takes several backward passes in one micro only without a wrapper; '
-            "under DistributedDataParallel and FSDP1 run each in a micro of its own"
-        )
-
-
 def sums_of(model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> Sums:
     """The sums that fit the model's wrapper."""
     if sharding.is_ddp(model):
         return BucketSums(model, params, divided)
-    modules = sharding.fsdp1_modules(model)
-    if modules:
-        return FlatSums(model, params, divided, modules)
+    units = sharding.flat_units(model)
+    if units:
+        return FlatSums(model, params, divided, units)
     return ParamSums(model, params, divided)

@@ -14,6 +14,7 @@ from lowbit import sharding
 
 accumulators: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its Accumulator
 steppers: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its InBackward
+NESTED = "micro-batches do not nest: leave one `accumulator.micro` before entering the next"
 
 
 def accumulator_of(p: Tensor) -> Any:

@@ -98,8 +98,8 @@ def check_reproducible(
     """
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     traces = []
-    try:
-        for turn in range(2):
+    for turn in range(2):
+        try:
             with torch.random.fork_rng(_devices()), _traced(model) as trace:
                 torch.manual_seed(seed)
                 loss = run()
@@ -111,9 +111,8 @@ def check_reproducible(
             traces.append(trace)
             if turn == 0 and others is not None:
                 others()
+        finally:
             _put_back(model, buffers)
-    finally:
-        _put_back(model, buffers)
     found = _first(model, traces[0], traces[1], "passes")
     if found is not None:
         return found

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.sharding.addends import exchange_rows
+from lowbit.sharding.collective import average_over
 
 
 class UnitAddends:
@@ -210,8 +211,6 @@ def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
     Raises:
         RuntimeError: the model has a communication hook already.
     """
-    import torch.distributed as dist
-
     current = getattr(model, "_lowbit_bucket_hook", None)
     if current is None:
         current = [None]
@@ -220,8 +219,7 @@ def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
         def call(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             if current[0] is None:
-                flat.div_(model.process_group.size())
-                dist.all_reduce(flat, group=model.process_group)
+                average_over(flat, model.process_group)
                 return done(flat)
             return done(current[0](bucket))
 
@@ -239,8 +237,8 @@ class FlatUnit:
     """A module of FSDP1 with parameters of its own. torch hands it to the hook as its state."""
 
     def __init__(self, module: Any) -> None:
-        # Not the module itself: as an attribute of a module it would be a submodule.
-        self._handle, self.group = module._handle, module.process_group
+        # The hook's state, where the module itself would become its own submodule.
+        self.module, self._handle, self.group = module, module._handle, module.process_group
         self.name = ", ".join(self._handle.flat_param._fqns[:3])
 
     @property
@@ -250,12 +248,17 @@ class FlatUnit:
         return [flat, *(flat._params or ())]
 
 
+def flat_units(model: nn.Module) -> list[FlatUnit]:
+    """The units of FSDP1 in a model; none without it."""
+    return [FlatUnit(module) for module in fsdp1_modules(model)]
+
+
 FlatHook = Callable[[FlatUnit, Tensor, Tensor], None]
 
 
-def hook_flat_gradients(model: nn.Module, hook: FlatHook) -> list[FlatUnit]:
+def hook_flat_gradients(model: nn.Module, units: Sequence[FlatUnit], hook: FlatHook) -> None:
     """Calls `hook(unit, gradient, shard)` in the place of FSDP1's reduce-scatter, for each of the
-    units that it returns.
+    model's units.
 
     Without sharding (one rank, or NO_SHARD) the gradient is the shard. torch cannot unregister the
     hook.
@@ -265,16 +268,15 @@ def hook_flat_gradients(model: nn.Module, hook: FlatHook) -> list[FlatUnit]:
         NotImplementedError: a hybrid sharding strategy, or a reduction in another dtype than the
             parameters'.
     """
-    modules = fsdp1_modules(model)
-    for module in modules:
-        strategy = module.sharding_strategy.name
+    for unit in units:
+        strategy = unit.module.sharding_strategy.name
         if "HYBRID" in strategy:
             raise NotImplementedError(
                 f'rounding="exact" does not support sharding_strategy={strategy} of FSDP1, where '
                 "torch allows no communication hook; use fully_shard (FSDP2) on a mesh of two "
                 "dimensions"
             )
-        handle = module._handle
+        handle = unit.module._handle
         if handle._reduce_dtype != handle._orig_param_dtype:
             raise NotImplementedError(
                 f"FSDP1 reduces in {handle._reduce_dtype} and then converts to "
@@ -289,8 +291,5 @@ def hook_flat_gradients(model: nn.Module, hook: FlatHook) -> list[FlatUnit]:
     for top in _fsdp1(model):
         if id(top) not in inner:
             top.register_comm_hook(None, call)
-    found = []
-    for module in modules:
-        found.append(FlatUnit(module))
-        module._comm_hook_state = found[-1]  # torch gives all of them the root's
-    return found
+    for unit in units:
+        unit.module._comm_hook_state = unit  # torch gives all of them the root's

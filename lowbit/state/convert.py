@@ -18,6 +18,7 @@ from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.quantize import dequantize_slot, quantize_slot
 from lowbit.state.saved import SavedTensor, find_saved, find_source, unknown, with_known_names
+from lowbit.state.settings import some
 from lowbit.state.slot import Slot, StateTensor
 
 # Values that are dequantized and quantized at a time, where state comes from a checkpoint.
@@ -57,10 +58,10 @@ def convert_state(
     absent = [name for name, value in saved.items() if isinstance(value, Mapping) and not value]
     if "step" in absent:
         raise ValueError(
-            f"the state dict has no {_listed(absent)} for state[{key!r}], as for a layer that was "
-            "added or renamed since. Load it into the model that it was saved from, or add entries "
-            "for this parameter: those that get_optimizer_state_dict returns for a new optimizer "
-            "are fresh state"
+            f"the state dict has no {some(absent)} entries for state[{key!r}], as for a layer that "
+            "was added or renamed since. Load it into the model that it was saved from, or add "
+            "entries for this parameter: those that get_optimizer_state_dict returns "
+            "for a new optimizer are fresh state"
         )
     saved = with_known_names(p, lay, saved)
     step = saved.get("step", None)
@@ -179,11 +180,6 @@ def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
         for key, tensor in tensors.items()
     )
     return bool(tensors) and all(same)
-
-
-def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(repr, names[:3]))
-    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more entries"
 
 
 def _number(value: Any) -> float:
