@@ -75,6 +75,9 @@ using AbsmaxFn = uint32_t (*)(const float* x, int n, uint32_t* columns);
 
 /// Adds one addend to each of n words (core/mean_bins.h).
 using AddBinsFn = void (*)(uint64_t* words, const float* x, int n, int width);
+/// Writes the means of n words, rounded to float32: to nearest, or to odd.
+using MeanBinsFn = void (*)(const uint64_t* words, float* means, int n, int width, int64_t divisor,
+                            bool odd);
 
 struct Kernels {
   static constexpr int kMax = 96;  // registered formats or rules of one kind
@@ -94,6 +97,7 @@ struct Kernels {
   AddColumnsFn add_columns;
   AbsmaxFn absmax;
   AddBinsFn add_bins;
+  MeanBinsFn mean_bins;
 };
 
 /// Finds scales and writes codes of any number of values, kMaxBlocks blocks at a time.

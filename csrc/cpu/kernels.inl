@@ -394,6 +394,15 @@ void add_bins(uint64_t* words, const float* x, int n, int width) {
     bin_add_tile(words, x, n < kBinTile ? n : kBinTile, width);
 }
 
+void mean_bins(const uint64_t* words, float* means, int n, int width, int64_t divisor, bool odd) {
+#if defined(__AVX2__)
+  for (; n > 0; words += kBinTile, means += kBinTile, n -= kBinTile)
+    bin_mean_tile(words, means, n < kBinTile ? n : kBinTile, width, divisor, odd);
+#else  // vectors of two doubles gain nothing over integers
+  for (int i = 0; i < n; ++i) means[i] = bin_mean(words[i], width, divisor, odd);
+#endif
+}
+
 uint32_t absmax_of_row(const float* x, int n, uint32_t* columns) {
   if (columns == nullptr) return absmax_bits(x, n);
   uint32_t absmax = 0;
@@ -460,6 +469,7 @@ constexpr Kernels make_kernels() {
   l.add_columns = add_rows;
   l.absmax = absmax_of_row;
   l.add_bins = add_bins;
+  l.mean_bins = mean_bins;
   return l;
 }
 

@@ -9,19 +9,16 @@
 namespace lowbit::cpu {
 namespace {
 
-/// Writes n means. Means of 16 bits are rounded to odd first, so that rounding them again is the only
-/// rounding.
 template <class G>
-void store(const MeanSum& sum, const uint64_t* word, int64_t at, int n) {
+void store(const MeanSum& sum, const float* mean, int64_t at, int n) {
   auto* const out = static_cast<typename G::Storage*>(sum.mean) + at;
-  for (int i = 0; i < n; ++i)
-    out[i] = G::nearest(bin_mean(word[i], sum.width, sum.divisor, sizeof(out[i]) < 4));
+  for (int i = 0; i < n; ++i) out[i] = G::nearest(mean[i]);
 }
 
 template <class... G>
-void store_as(Types<G...>, const MeanSum& sum, const uint64_t* word, int64_t at, int n) {
+void store_as(Types<G...>, const MeanSum& sum, const float* mean, int64_t at, int n) {
   int i = 0;
-  ((i++ == sum.mean_format ? store<G>(sum, word, at, n) : void()), ...);
+  ((i++ == sum.mean_format ? store<G>(sum, mean, at, n) : void()), ...);
 }
 
 }  // namespace
@@ -48,10 +45,13 @@ void add_means(const MeanSum& sum, int64_t begin, int64_t end, const Kernels& ke
         kernel.add_bins(word, x, n, sum.width);
       }
     }
-    if (sum.mean != nullptr)
-      store_as(GradFormats{}, sum, word, at, n);
-    else
+    if (sum.mean != nullptr) {
+      // Means of 16 bits are rounded to odd first: rounding them again is then the only rounding.
+      kernel.mean_bins(word, x, n, sum.width, sum.divisor, grad_bytes(sum.mean_format) < 4);
+      store_as(GradFormats{}, sum, x, at, n);
+    } else {
       std::memcpy(sum.words + at, word, bytes);
+    }
   }
 }
 

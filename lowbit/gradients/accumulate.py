@@ -35,6 +35,8 @@ def accumulate(
     average: int | None = None,
     seed: int = 0,
     hooks: bool = True,
+    group: Any = None,
+    ranks_per_node: int | None = None,
 ) -> ExactAccumulator: ...
 
 
@@ -58,6 +60,8 @@ def accumulate(
     average: int | None = None,
     seed: int = 0,
     hooks: bool = True,
+    group: Any = None,
+    ranks_per_node: int | None = None,
 ) -> Accumulator | ExactAccumulator:
     """Accumulates the gradients of micro-batches in buffers of `dtype`,
     and hands over each sum as `p.grad`.
@@ -99,6 +103,12 @@ def accumulate(
             also depend on the rank.
         hooks: True (default) installs hooks. False does nothing in the backward pass: call
             `accumulator.add()` after each one. FSDP1 requires False.
+        group: with rounding="exact" and without a wrapper, the process group whose ranks hold the
+            same parameters, such as the replicas of a pipeline's stage or of a tensor-parallel
+            model. They begin with the same weights. None (default): there are no replicas.
+        ranks_per_node: with rounding="exact", adds up inside each node of so many ranks first, and
+            sends the sums between nodes: for clusters of more than some 1,000 GPUs (docs/exact.md).
+            None (default) sends every addend to its rank at once. The result is the same.
 
     Raises:
         ValueError: FSDP1 with hooks; a parameter that already has an accumulator or is stepped in
@@ -116,7 +126,12 @@ def accumulate(
     if rounding == "exact":
         if not hooks:
             raise ValueError('rounding="exact" replaces the reduction, for which it needs hooks')
-        return ExactAccumulator(model, None if dtype is None else _DTYPES[dtype], average, seed)
+        if ranks_per_node is not None and not ranks_per_node >= 1:
+            raise ValueError(f"ranks_per_node should be at least 1 but is: {ranks_per_node!r}")
+        exact = None if dtype is None else _DTYPES[dtype]
+        return ExactAccumulator(model, exact, average, seed, group, ranks_per_node)
+    if group is not None or ranks_per_node is not None:
+        raise ValueError('group and ranks_per_node belong to rounding="exact"')
     kind = torch.bfloat16 if dtype is None else _DTYPES[dtype]
     form = _FORMATS[rounding] if kind == torch.bfloat16 else "float32"
     return Accumulator(model, kind, form, 1.0 if average is None else 1.0 / average, seed, hooks)

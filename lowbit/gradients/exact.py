@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from lowbit import sharding
 from lowbit.gradients import hooks as places
-from lowbit.gradients.exact_sums import Divided, Pass, sums_of
+from lowbit.gradients.exact_reduced import BucketSums, FlatSums
+from lowbit.gradients.exact_sums import Divided, ParamSums, Pass, Sums
 from lowbit.ops.gradient import MAX_ADDENDS
 from lowbit.state.settings import some
 
@@ -30,7 +31,13 @@ class ExactAccumulator:
     """
 
     def __init__(
-        self, model: nn.Module, dtype: torch.dtype | None, average: int | None, seed: int
+        self,
+        model: nn.Module,
+        dtype: torch.dtype | None,
+        average: int | None,
+        seed: int,
+        group: Any = None,
+        ranks_per_node: int | None = None,
     ) -> None:
         if average is not None and average > MAX_ADDENDS:
             raise ValueError(
@@ -54,9 +61,9 @@ class ExactAccumulator:
         for p, name in params.items():
             places.check_free(p, name, "lowbit.accumulate", hooks=not flat)
         self._most = MAX_ADDENDS if average is None else average
-        divided = Divided(self._most, average or 1, dtype)
+        divided = Divided(self._most, average or 1, dtype, ranks_per_node)
         self._params = params
-        self._sums = sums_of(model, params, divided)
+        self._sums = sums_of(model, params, divided, group)
         self.ranks, self.rank = sharding.size_and_rank(self._sums.groups)
         for p in params:
             places.accumulators[p] = weakref.ref(self)
@@ -113,7 +120,7 @@ class ExactAccumulator:
                 index, nothing is seeded.
             passes: how many backward passes the context has, 1 by default. A pipeline's schedule
                 has one for each of its micro-batches; `average` counts them all, and `last` has to
-                be said. Without a wrapper only.
+                be said. Without a wrapper only: replicas of a stage are said by `group`.
 
         Raises:
             ValueError: an index out of range, or twice; or neither `last` nor `average` is given.
@@ -307,3 +314,23 @@ def mixed_seed(seed: int, step: int, index: int) -> int:
         z = ((z ^ z >> 27) * 0x94D049BB133111EB) & mask
         z ^= z >> 31
     return z >> 1
+
+
+def sums_of(model: nn.Module, params: Mapping[Tensor, str], divided: Divided, group: Any) -> Sums:
+    """The sums that fit the model's wrapper. group: the ranks that hold a model without one.
+
+    Raises:
+        ValueError: a group, for a model that has a wrapper.
+    """
+    wrapped = sharding.is_ddp(model) or sharding.units(model) or sharding.fsdp1_modules(model)
+    if group is not None and wrapped:
+        raise ValueError(
+            "group= is for a model without a wrapper; DistributedDataParallel, FSDP1 and "
+            "fully_shard have process groups of their own"
+        )
+    if sharding.is_ddp(model):
+        return BucketSums(model, params, divided)
+    units = sharding.flat_units(model)
+    if units:
+        return FlatSums(model, params, divided, units)
+    return ParamSums(model, params, divided, group)

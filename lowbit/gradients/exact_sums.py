@@ -1,6 +1,4 @@
-"""Where the addends of an exact mean are added up: on parameters, in the buckets of DDP,
-in the flat gradients of FSDP1.
-"""
+"""Where the addends of an exact mean are added up: on parameters."""
 
 from __future__ import annotations
 
@@ -20,6 +18,7 @@ class Divided(NamedTuple):
     terms: int  # the most addends of an element
     divisor: int
     dtype: torch.dtype | None  # of the means; None: the parameter's
+    ranks_per_node: int | None  # None: addends go to their ranks at once
 
     def dtype_of(self, p: Tensor) -> torch.dtype:
         return p.dtype if self.dtype is None else self.dtype
@@ -72,6 +71,7 @@ class Sums:
     def __init__(self, params: Mapping[Tensor, str], divided: Divided) -> None:
         self.divided, self.groups = divided, list[Any]()
         self.names = params
+        self._exchanges: dict[Any, sharding.Exchange] = {}
         self.of: dict[Any, Sum] = {p: Sum(divided) for p in params}
         self._now: Pass | None = None
         self._removers: list[Callable[[], None]] = []
@@ -88,6 +88,23 @@ class Sums:
         Raises:
             RuntimeError: they did not.
         """
+
+    def exchange(self, rows: Tensor, group: Any) -> Tensor:
+        """Sends row r of [ranks, n] to rank r of the group. Returns the rows that arrive, which are
+        words where nodes add first.
+        """
+        if group not in self._exchanges:
+            self._exchanges[group] = sharding.Exchange(
+                group, self.divided.ranks_per_node, self._words
+            )
+        return self._exchanges[group](rows)
+
+    def _words(self, rows: Tensor) -> Tensor:
+        """The sums of rows of addends, as words."""
+        one = Sum(self.divided)
+        one.add(rows)
+        assert one.words is not None
+        return one.words
 
     def now(self) -> Pass:
         if self._now is None:
@@ -131,8 +148,11 @@ class ParamSums(Sums):
     and under FSDP2.
     """
 
-    def __init__(self, model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> None:
+    def __init__(
+        self, model: nn.Module, params: Mapping[Tensor, str], divided: Divided, group: Any
+    ) -> None:
         super().__init__(params, divided)
+        self._copies = None if group is None or group.size() == 1 else group
         self._all = sharding.units(model)
         self._units: dict[Tensor, tuple[sharding.Unit, int]] = {}
         for unit in self._all:
@@ -140,8 +160,10 @@ class ParamSums(Sums):
             self._units |= {p: (unit, width) for p, width in unit.params if p in self.of}
         if self.groups:
             refuse_left_out(params, self._units, "fully_shard")
+        elif self._copies is not None:
+            self.groups = [self._copies]
         for unit in self._all:
-            unit.begin()
+            unit.begin(self.exchange)
             self._removers.append(unit.remove)
         self._hook_params(self._hook)
 
@@ -184,26 +206,45 @@ class ParamSums(Sums):
             if now.idle:
                 rows = torch.zeros_like(rows)
         p.grad = None
-        mine.met = True
+        mine.met |= not now.idle
         self._count(mine, self.names[p])
-        at_once = now.passes == 1 and (unit is None or unit.replicas is None)
+        at_once = now.passes == 1 and self._replicas(unit) is None
         if now.last and at_once:
             hand_over(p, mine.mean(rows, self.divided.dtype_of(p)))
         else:
             mine.add(rows)
 
+    def _replicas(self, unit: sharding.Unit | None) -> Any:
+        """The process group that still has to add up a sum; None: no one."""
+        return self._copies if unit is None else unit.replicas
+
     def finish(self) -> None:
+        if self._copies is not None:
+            self._share_met(self._copies)
         waiting: dict[Any, list[Tensor]] = {}
         for p, mine in self.of.items():
             if mine.words is None:
                 continue
-            unit, _ = self._units.get(p, (None, 0))
-            if unit is None or unit.replicas is None:
+            replicas = self._replicas(self._units.get(p, (None, 0))[0])
+            if replicas is None:
                 hand_over(p, mine.mean(None, self.divided.dtype_of(p)))
             else:
-                waiting.setdefault((unit.replicas, self.divided.dtype_of(p)), []).append(p)
+                waiting.setdefault((replicas, self.divided.dtype_of(p)), []).append(p)
         for (replicas, dtype), params in waiting.items():
             self._join_replicas(replicas, dtype, params)
+
+    def _share_met(self, group: Any) -> None:
+        """Gives every rank a sum of each parameter that any rank's micro-batches reached."""
+        first = next(iter(self.of))
+        device = sharding.host_device([group], sharding.local(first).device)
+        met = torch.tensor([one.met for one in self.of.values()], device=device).int()
+        sharding.reduce_over([(met, group, "max")])
+        for (p, mine), any_met in zip(self.of.items(), met.tolist(), strict=True):
+            if not any_met:
+                mine.words = None
+            elif mine.words is None:
+                here = sharding.local(p)
+                mine.words = torch.zeros(here.numel(), dtype=torch.int64, device=here.device)
 
     def _join_replicas(self, group: Any, dtype: torch.dtype, params: Sequence[Tensor]) -> None:
         """Sends each chunk of the words to one replica, which adds them up,
@@ -211,7 +252,7 @@ class ParamSums(Sums):
         """
         words = [w for p in params if (w := self.of[p].words) is not None]
         chunks = sharding.Chunks([w.numel() for w in words], group.size())
-        rows = sharding.exchange_rows(chunks.pack(words), group)
+        rows = self.exchange(chunks.pack(words), group)
         joined = sharding.gather(Sum(self.divided).mean(rows, dtype), group)
         for p, mean in zip(params, chunks.unpack(joined), strict=True):
             hand_over(p, mean)
@@ -222,147 +263,6 @@ def hand_over(p: Tensor, mean: Tensor) -> None:
     """Makes a mean p's gradient, with p's shape, device and placement."""
     here = sharding.local(p)
     p.grad = sharding.like(p, mean.to(here.device).view(here.shape), p.shape)
-
-
-class ReducedSums(Sums):
-    """Sums whose gradients come to a communication hook of the wrapper."""
-
-    def __init__(self, params: Mapping[Tensor, str], divided: Divided, group: Any) -> None:
-        super().__init__(params, divided)
-        self.groups = [group] if group.size() > 1 else []
-        self._reductions = 0  # of the running micro-batch
-
-    def begin(self, now: Pass | None) -> None:
-        super().begin(now)
-        self._reductions = 0
-        if now is not None and now.passes > 1:
-            raise NotImplementedError(
-                'rounding="exact" takes several backward passes in one micro only without a '
-                "wrapper; under DistributedDataParallel and FSDP1 run each in a micro of its own"
-            )
-
-    def end(self) -> None:
-        if self._reductions == 0:
-            raise RuntimeError(
-                "a micro-batch ended without a reduction of its gradients: leave out no_sync(), "
-                "which keeps them on the rank, and run the backward pass inside "
-                "`with accumulator.micro(...)`"
-            )
-
-
-class BucketSums(ReducedSums):
-    """Sums of chunks of parameters under DDP, whose buckets come to a communication hook."""
-
-    def __init__(self, model: Any, params: Mapping[Tensor, str], divided: Divided) -> None:
-        super().__init__(params, divided, model.process_group)
-        self._model, self._group = model, model.process_group
-        self._means: dict[Tensor, Tensor] = {}  # of the last micro-batch
-        self._removers.append(sharding.hook_buckets(model, self._reduce))
-        self._hook_params(self._hook)
-
-    def _hook(self, p: Tensor) -> None:
-        self.of[p].met |= not self.now().idle
-        self._count(self.of[p], self.names[p])
-
-    @torch.no_grad()
-    def _reduce(self, bucket: Any) -> Tensor:
-        """Exchanges a bucket's addends; after the last micro-batch,
-        every rank gets the means of all chunks.
-        """
-        now = self.now()
-        self._reductions += 1
-        flat: Tensor = bucket.buffer()
-        params, views = bucket.parameters(), bucket.gradients()
-        if now.idle:
-            flat.zero_()
-        chunks = sharding.Chunks([view.numel() for view in views], self._group.size())
-        rows = chunks.columns(sharding.exchange_rows(chunks.pack(views), self._group))
-        if not now.last:
-            for p, part in zip(params, rows, strict=True):
-                self.of[p].add(part)
-            return flat.zero_()
-        by_dtype: dict[torch.dtype, list[int]] = {}
-        for i, p in enumerate(params):
-            by_dtype.setdefault(self.divided.dtype_of(p), []).append(i)
-        for dtype, which in by_dtype.items():
-            made = torch.cat([self.of[params[i]].mean(rows[i], dtype) for i in which])
-            some = sharding.Chunks([chunks.sizes[i] for i in which], self._group.size())
-            means = some.unpack(sharding.gather(made, self._group))
-            for i, mean in zip(which, means, strict=True):
-                views[i].copy_(mean.view(views[i].shape))
-                if dtype != views[i].dtype or self._model.find_unused_parameters:
-                    self._means[params[i]] = mean.view(views[i].shape)
-        return flat
-
-    def clear(self) -> None:
-        super().clear()
-        self._means = {}
-
-    def finish(self) -> None:
-        """DDP itself sets no gradient that the last micro-batch did not reach,
-        nor one of another dtype.
-        """
-        if self._model.find_unused_parameters:
-            device = sharding.host_device(self.groups, next(iter(self.of)).device)
-            met = torch.tensor([one.met for one in self.of.values()], device=device).int()
-            sharding.reduce_over([(met, group, "max") for group in self.groups])
-            for p, any_met in zip(self.of, met.tolist(), strict=True):
-                if not any_met:
-                    self._means.pop(p, None)
-                    p.grad = None
-        for p, mean in self._means.items():
-            p.grad = None
-            p.grad = mean
-
-
-class FlatSums(ReducedSums):
-    """Sums of the flat shards of FSDP1, whose gradients come to a communication hook."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        params: Mapping[Tensor, str],
-        divided: Divided,
-        units: Sequence[sharding.FlatUnit],
-    ) -> None:
-        super().__init__({}, divided, units[0].group)
-        for p, name in params.items():
-            if divided.dtype_of(p) != p.dtype:
-                raise NotImplementedError(
-                    "FSDP1 hands over gradients in the parameters' dtype, "
-                    f"{p.dtype} for {name!r}; leave out dtype=, or use fully_shard"
-                )
-        flat = [p for unit in units for p in unit.params]
-        refuse_left_out(params, flat, "FullyShardedDataParallel")
-        sharding.hook_flat_gradients(model, units, self._reduce)
-        self.of = {unit: Sum(divided) for unit in units}
-
-    def finish(self) -> None:
-        for unit, mine in self.of.items():
-            if mine.words is not None:
-                raise RuntimeError(
-                    f"an earlier micro-batch reached {unit.name} and the last one did not, whose "
-                    "mean FSDP1 takes from no one then; use fully_shard, or reach every layer in "
-                    "the last micro-batch"
-                )
-
-    @torch.no_grad()
-    def _reduce(self, unit: sharding.FlatUnit, gradient: Tensor, shard: Tensor) -> None:
-        now, mine, group = self.now(), self.of[unit], unit.group
-        self._reductions += 1
-        self._count(mine, unit.name)
-        if now.idle:
-            gradient.zero_()
-        chunks = sharding.Chunks([gradient.numel()], group.size())
-        rows = sharding.exchange_rows(chunks.pack([gradient]), group)
-        if not now.last:
-            mine.add(rows)
-            shard.zero_()
-            return
-        made = mine.mean(rows, shard.dtype)
-        if gradient is shard:  # one rank, or no sharding
-            [made] = chunks.unpack(sharding.gather(made, group))
-        shard.copy_(made.view(shard.shape))
 
 
 def refuse_left_out(params: Mapping[Tensor, str], served: Collection[Tensor], what: str) -> None:
@@ -376,13 +276,3 @@ def refuse_left_out(params: Mapping[Tensor, str], served: Collection[Tensor], wh
             f"{what} does not reduce {len(left_out)} of the trained parameters, such as "
             f"{left_out[0]!r}, so that each rank would keep a mean of its own; wrap the whole model"
         )
-
-
-def sums_of(model: nn.Module, params: Mapping[Tensor, str], divided: Divided) -> Sums:
-    """The sums that fit the model's wrapper."""
-    if sharding.is_ddp(model):
-        return BucketSums(model, params, divided)
-    units = sharding.flat_units(model)
-    if units:
-        return FlatSums(model, params, divided, units)
-    return ParamSums(model, params, divided)

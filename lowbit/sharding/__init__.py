@@ -20,6 +20,7 @@ from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.flat_slice import FlatSlice, flat_shards, section, sections
 from lowbit.sharding.fsdp1 import flat_shards_of, flat_slices_of, flattened_weights
 from lowbit.sharding.home import Home, Sent, from_homes, homes, returned, to_homes
+from lowbit.sharding.nodes import Exchange
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
 from lowbit.sharding.placement import (
     follows_columns,
@@ -65,6 +66,7 @@ __all__ = [
     "NOT_TAKEN",
     "Boxes",
     "Chunks",
+    "Exchange",
     "Flat",
     "FlatShard",
     "FlatSlice",

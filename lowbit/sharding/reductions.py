@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lowbit.sharding.addends import exchange_rows
 from lowbit.sharding.collective import average_over
 
 
@@ -19,8 +18,8 @@ class UnitAddends:
     the rows of its own parameter.
     """
 
-    def __init__(self, ranks: int) -> None:
-        self.ranks = ranks
+    def __init__(self, ranks: int, exchange: Callable[[Tensor, Any], Tensor]) -> None:
+        self.ranks, self._exchange = ranks, exchange
         self.idle = False  # whether this rank's gradients count as zeros
         self._rows: Tensor | None = None
         self._used = 0
@@ -42,7 +41,7 @@ class UnitAddends:
             raise RuntimeError(NOT_TAKEN)
         if self.idle:
             input_tensor.zero_()
-        self._rows, self._used = exchange_rows(input_tensor.view(self.ranks, -1), group), 0
+        self._rows, self._used = self._exchange(input_tensor.view(self.ranks, -1), group), 0
         output_tensor.zero_()  # the hooks replace it
 
     @property
@@ -52,7 +51,7 @@ class UnitAddends:
 
     def take(self, width: int, n: int) -> Tensor:
         """The first n columns of the next `width`: the addends of a parameter's local part,
-        [ranks, n].
+        [ranks, n], or the words of each node.
         """
         assert self._rows is not None
         if self._rows.device.type != "cpu":  # under HSDP the stream of the hooks is another one
@@ -110,8 +109,8 @@ class Unit:
             self.params.append((param.sharded_param, param.padded_sharded_param_size.numel()))
         self._trained = [p.requires_grad for p, _ in self.params]
 
-    def begin(self) -> None:
-        """Puts the exchange in the place of the reduction."""
+    def begin(self, exchange: Callable[[Tensor, Any], Tensor]) -> None:
+        """Puts `exchange(rows, group)` in the place of the reduction."""
         if not self.groups:
             return
         group = self._group
@@ -120,7 +119,7 @@ class Unit:
             group.gradient_divide_factor,
             group.force_sum_reduction_for_comms,
         )
-        self.addends = UnitAddends(self._ranks)
+        self.addends = UnitAddends(self._ranks, exchange)
         self._set(self.addends, 1.0, True)
 
     def _set(self, comm: Any, factor: float | None, sums: bool) -> None:

@@ -117,6 +117,47 @@ void means_are_rounded_once() {
   check(wrong[2] == 0, "float16 means are the exact ones, rounded once");
 }
 
+/// A word whose mean by `divisor` lies on, or next to, a float or halfway between two.
+uint64_t near_a_tie(int width, int64_t divisor) {
+  const int top = 1 + static_cast<int>(bits() % 9);
+  const int cut = static_cast<int>(bits() % 34);
+  const auto kept = static_cast<__int128>(bits() >> (6 + bits() % 56) >> cut << cut);
+  const int64_t limit = int64_t{1} << (width + MeanBins::kBits - 2);
+  auto total = static_cast<int64_t>(
+      (kept * (bits() % 4 != 0 ? divisor : 1) + static_cast<int>(bits() % 3) - 1) % limit);
+  if (bits() % 2 != 0) total = -total;
+  const int64_t low =
+      (total & ((int64_t{1} << width) - 1)) - (bits() % 2 != 0 ? int64_t{1} << width : 0);
+  return bin_word({top, (total - low) >> width, low});
+}
+
+void the_loop_has_the_means_of_one() {
+  int wrong = 0;
+  for (int turn = 0; turn < 200000; ++turn) {
+    const int n = 1 + static_cast<int>(bits() % kBinTile);
+    const int64_t terms = 1 + static_cast<int64_t>(bits() % MeanBins::kMaxTerms);
+    const int width = bin_width(terms);
+    const int64_t divisor = turn % 3 == 0   ? 1 + static_cast<int64_t>(bits() % (1 << 24))
+                            : turn % 3 == 1 ? terms
+                                            : 1 << 24;
+    uint64_t word[kBinTile];
+    float mean[kBinTile];
+    for (int i = 0; i < n; ++i) {
+      word[i] = turn % 2 ? near_a_tie(width, divisor) : 0;
+      if (turn % 2 == 0) {
+        const auto kind = static_cast<Kind>(turn / 2 % kKinds);
+        for (int k = 0; k < 3; ++k) word[i] = bin_add(word[i], addend(kind), width);
+      }
+    }
+    for (const bool odd : {false, true}) {
+      bin_mean_tile(word, mean, n, width, divisor, odd);
+      for (int i = 0; i < n; ++i)
+        wrong += float_bits(mean[i]) != float_bits(bin_mean(word[i], width, divisor, odd));
+    }
+  }
+  check(wrong == 0, "the loop has the means of bin_mean");
+}
+
 void sums_are_within_the_bound() {
   int wrong = 0, exact = 0, count = 0;
   for (int turn = 0; turn < 20000; ++turn) {
@@ -179,6 +220,7 @@ void specials() {
 int run_tests() {
   words_do_not_depend_on_order();
   means_are_rounded_once();
+  the_loop_has_the_means_of_one();
   sums_are_within_the_bound();
   specials();
   return finish();

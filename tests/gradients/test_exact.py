@@ -170,6 +170,8 @@ def alone(pool):
         ("FSDP2", 5),
         ("FSDP2 offload", 2),
         ("HSDP", 4),
+        ("group", 2),
+        ("group", 5),
     ],
 )
 def test_one_training_under_every_wrapper(pool, alone, wrapper, ranks):
@@ -177,23 +179,6 @@ def test_one_training_under_every_wrapper(pool, alone, wrapper, ranks):
     for found, their_losses in pool.run(ranks, "exact_worker", "train", wrapper):
         assert found == want
         assert their_losses == losses
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "wrapper", "ranks"),
-    [
-        (optimizer, *place)
-        for optimizer in ("AdamW", "AdamW 4-bit", "Adafactor", "Muon")
-        for place in (("DDP", 2), ("FSDP1", 3), ("FSDP2", 4), ("HSDP", 4))
-        if (optimizer, place[0]) != ("Muon", "FSDP1")  # which Muon refuses
-    ],
-)
-def test_every_optimizer(pool, alone, optimizer, wrapper, ranks):
-    want, losses = alone("none", optimizer, 20)
-    assert all(
-        found == (want, losses)
-        for found in pool.run(ranks, "exact_worker", "train", wrapper, optimizer, 20)
-    )
 
 
 @pytest.mark.parametrize(("wrapper", "ranks"), [("FSDP1", 2), ("FSDP2", 2), ("HSDP", 4)])
@@ -214,6 +199,47 @@ def test_order_and_parameters_that_some_micro_batches_leave_out(pool, alone):
         2, "exact_worker", "train", "DDP unused", "AdamW", 3, torch.bfloat16, "reversed"
     )
     assert all(one == want for one in found)
+
+
+@pytest.mark.parametrize(("wrapper", "ranks"), [("DDP, scaled", 2), ("FSDP2, scaled", 3)])
+def test_gradient_scalers(pool, alone, wrapper, ranks):
+    want, losses = alone("none, scaled")
+    assert losses[0] == alone("none")[1][0]
+    found = pool.run(ranks, "exact_worker", "train", wrapper)
+    assert all(one == (want, losses) for one in found)
+
+
+def test_replicas_of_a_bare_model_of_which_some_reach_more(pool, alone):
+    want = alone("none, unused")
+    assert all(one == want for one in pool.run(3, "exact_worker", "train", "group, unused"))
+
+
+@pytest.mark.parametrize("wrapper", ["FSDP2", "FSDP1", "DDP", "group", "FSDP2 offload"])
+def test_nodes_that_add_up_first(pool, alone, wrapper):
+    """Two nodes of two ranks, by way of words; one node exchanges at once."""
+    arguments = ("train", wrapper, "AdamW", 3, torch.bfloat16, "dealt", False)
+    for ranks_per_node in (2, 4):
+        found = pool.run(4, "exact_worker", *arguments, ranks_per_node)
+        assert all(one == alone("none") for one in found)
+
+
+def test_bytes_between_nodes(pool):
+    """Words of 8 bytes for the half of a unit that a rank adds up for the other node."""
+    for found in pool.run(4, "exact_worker", "counted", "FSDP2", 2):
+        n = found["parameters"][""]
+        sent = found["more"]
+        assert sent["exchanges"] == 2 * 3  # of each unit: inside the node, and between
+        assert (2 + 8 / 2) * n <= sent["exchange"] < (2 + 8 / 2) * n * 1.1
+
+
+def test_nodes_of_different_sizes_are_refused(pool):
+    for text in pool.run(3, "exact_worker", "uneven_nodes"):
+        assert "ranks [0, 1, 2] are not the same number on each node" in text
+
+
+def test_a_group_belongs_to_a_bare_model(pool):
+    for text in pool.run(2, "exact_worker", "grouped", "DDP"):
+        assert "group= is for a model without a wrapper" in text
 
 
 def test_steps_in_backward(pool):
@@ -346,6 +372,12 @@ def test_a_pipelines_schedule_has_several_passes():
     ):
         for one in x:
             model(one).float().square().mean().backward()
+
+
+def test_pipeline_stages_with_replicas(pool):
+    [want] = pool.run(1, "exact_worker", "whole")
+    for stage, found in pool.run(4, "exact_worker", "staged"):
+        assert found == want[stage]
 
 
 def test_two_ranks_with_the_same_micro_batch_are_seen(pool):

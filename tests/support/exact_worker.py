@@ -148,30 +148,43 @@ def train(
     dtype: torch.dtype = torch.bfloat16,
     order: str = "dealt",
     released: bool = False,
+    ranks_per_node: int | None = None,
 ) -> tuple[dict[str, str], list[float]]:
     """Digests of weights and state, and the losses. order: "dealt",
-    "reversed" or "one by one" (unequal counts).
+    "reversed" or "one by one" (unequal counts). Of a wrapper "group", ranks hold bare models.
     """
     model = wrapped(wrapper, dtype)
     named = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
     opt = OPTIMIZERS[optimizer](named)
     if wrapper.startswith("FSDP1"):
         fsdp1.bind(model, opt)
-    accumulator = lowbit.accumulate(model, rounding="exact", average=MICRO, seed=7)
+    group = dist.group.WORLD if wrapper.startswith("group") else None
+    accumulator = lowbit.accumulate(
+        model,
+        rounding="exact",
+        average=MICRO,
+        seed=7,
+        group=group,
+        ranks_per_node=ranks_per_node,
+    )
     if released:
         lowbit.step_in_backward(model, opt)
     losses = []
     for step in range(steps):
+        scale = torch.amp.GradScaler("cpu", init_scale=2.0**10, enabled="scaled" in wrapper)
         for index in dealt(accumulator, order):
             drawn = torch.random.get_rng_state()
             with accumulator.micro(index=index):
                 loss = loss_of(model, batch(step, index or 0), index or 0)
-                loss.backward()
+                scale.scale(loss).backward()
                 accumulator.log(loss)
             assert torch.equal(drawn, torch.random.get_rng_state())
+        if "scaled" in wrapper:
+            scale.unscale_(opt)
         if not released:
             lowbit.clip_grad_norm_([p for _, p in named if p.grad is not None], 0.5)
-        opt.step()
+        scale.step(opt)
+        scale.update()
         opt.zero_grad()
         losses.append(accumulator.loss())
     return named_digest(opt, steps), losses
@@ -201,12 +214,17 @@ def torch_train(wrapper: str, steps: int = 3) -> dict[str, str]:
     return named_digest(opt, steps)
 
 
-def counted(wrapper: str) -> dict[str, dict[str, int]]:
+def counted(wrapper: str, ranks_per_node: int | None = None) -> dict[str, dict[str, int]]:
     """Collectives, and the bytes that this rank hands to them,
     of a micro-batch and of the last one.
     """
     model = wrapped(wrapper, torch.bfloat16)
-    accumulator = lowbit.accumulate(model, rounding="exact", average=3 * dist.get_world_size())
+    accumulator = lowbit.accumulate(
+        model,
+        rounding="exact",
+        average=3 * dist.get_world_size(),
+        ranks_per_node=ranks_per_node,
+    )
     found = {}
     for turn in ("first", "more", "last"):
         sent: dict[str, int] = {}
@@ -255,6 +273,65 @@ def twice() -> str:
     except RuntimeError as error:
         return str(error)
     return "nothing"
+
+
+def halves() -> tuple[nn.Module, nn.Module, torch.Tensor]:
+    """Two stages of a pipeline, and the micro-batches of a step."""
+    torch.manual_seed(0)
+    first = nn.Sequential(nn.Linear(24, 40), nn.GELU()).bfloat16()
+    second = nn.Linear(40, 24, bias=False).bfloat16()
+    return first, second, torch.randn(MICRO, 4, 24).bfloat16()
+
+
+def square(y: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (y - target).float().square().mean()
+
+
+def gradients(module: nn.Module) -> list[list[float]]:
+    return [p.grad.float().flatten().tolist() for p in module.parameters()]
+
+
+def whole() -> list[list[list[float]]]:
+    """Gradients of both halves in one process."""
+    first, second, x = halves()
+    model = nn.Sequential(first, second)
+    accumulator = lowbit.accumulate(model, rounding="exact", average=MICRO)
+    for one in x:
+        with accumulator.micro():
+            square(model(one), one).backward()
+    return [gradients(first), gradients(second)]
+
+
+def staged() -> tuple[int, list[list[float]]]:
+    """The stage of this rank, of two with two replicas each, and its gradients."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("copies", "stages"))
+    stage, copy = mesh.get_local_rank("stages"), mesh.get_local_rank("copies")
+    first, second, x = halves()
+    module = (first, second)[stage]
+    accumulator = lowbit.accumulate(
+        module, rounding="exact", average=MICRO, group=mesh.get_group("copies")
+    )
+    place = PipelineStage(module, stage, 2, torch.device("cpu"), group=mesh.get_group("stages"))
+    mine = x[copy::2].flatten(0, 1)
+    with accumulator.micro(last=True, passes=MICRO // 2):
+        schedule = Schedule1F1B(place, MICRO // 2, loss_fn=square)
+        schedule.step(mine) if stage == 0 else schedule.step(target=mine)
+    return stage, gradients(module)
+
+
+def uneven_nodes() -> str:
+    model = wrapped("FSDP2", torch.bfloat16)
+    accumulator = lowbit.accumulate(model, rounding="exact", average=3, ranks_per_node=2)
+    return said(lambda: one_pass(model, accumulator))
+
+
+def grouped(wrapper: str) -> str:
+    model = wrapped(wrapper, torch.bfloat16)
+    return said(
+        lambda: lowbit.accumulate(model, rounding="exact", average=2, group=dist.group.WORLD)
+    )
 
 
 class OfRank(nn.Module):
