@@ -125,7 +125,7 @@ wheel-check:  ## the wheel in clean environments; PYTHONS="python3.10 python3.13
 
 # A machine with a GPU: no network, the interpreter's own torch. Writes out/gpu.md and out/gpu.json; says at once what is missing.
 #   make gpu WHEEL=out/lowbit-*.whl PARTS="bits speed" MINUTES=4
-# WHEEL=: a wheel of `make wheel`, else it builds; PARTS=: which parts, in which order (bench/gpu_stages.py); MINUTES=: for everything;
+# WHEEL=: a wheel of `make wheel`, else it builds; PARTS=: which parts, in which order (bench/gpu/stages.py); MINUTES=: for everything;
 # WHEELS=folder: wheels of baselines for the bench (docs/bench.md); REHEARSE=1: on the CPU, at tiny sizes.
 WHEELS ?=
 WHEEL ?=

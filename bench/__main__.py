@@ -1,15 +1,15 @@
 """All benchmarks in one command: the step against baselines, cost by size, training steps,
 checkpoints, start-up.
 
-    python -m bench                        all sections, about 12 minutes on two cores;
-                                           prints the summary
-    python -m bench --quick                smaller sizes, at most 3 minutes
-    python -m bench --tiny                 smoke test
-    python -m bench --only step growth     some sections
-    python -m bench --record               saves the result: bench/results/NAME.json,
-                                           docs/bench-NAME.md and its pictures. NAME is cpu or cuda;
-                                           with --quick it is quick, the table of docs/bench.md
-    python -m bench --page FILE.json       measures nothing: rewrites the pages of a saved result
+    python -m bench                     all sections, about 12 minutes on two cores; prints the
+                                        summary
+    python -m bench --quick             smaller sizes, at most 3 minutes
+    python -m bench --tiny              smoke test
+    python -m bench --only step growth  some sections
+    python -m bench --record            saves the result: bench/results/NAME.json, docs/bench-
+                                        NAME.md and its pictures. NAME is cpu or cuda; with --quick
+                                        it is quick, the table of docs/bench.md
+    python -m bench --page FILE.json    measures nothing: rewrites the pages of a saved result
 
 Compare ratios between two runs, never times. docs/bench.md has the details.
 """
@@ -25,9 +25,12 @@ import time
 
 import torch
 
-from bench import checkpoint, growth, machine, page, plots, settings, start, step, training
+from bench import ROOT
+from bench.measuring import machine, settings
+from bench.pages import page, plots
+from bench.speed import growth, start, step, training
+from bench.storage import checkpoint
 
-ROOT = pathlib.Path(__file__).parent.parent
 SECTIONS = {
     "step": step,
     "growth": growth,

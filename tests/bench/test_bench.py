@@ -13,11 +13,16 @@ import torch
 from paths import ROOT
 
 from bench import __main__ as command
-from bench import clock, gpu, gpu_stages, growth, machine, page, roster, settings, step, workload
-from bench.baselines import Copy, Torch, TorchBfloat16
-from bench.contestant import Contestant
-from bench.ours import Eight, EightAvx2, Four, Kahan
-from bench.stage import Stage, junit, sanitizer
+from bench.contestants import roster
+from bench.contestants.baselines import Copy, Torch, TorchBfloat16
+from bench.contestants.contestant import Contestant
+from bench.contestants.ours import Eight, EightAvx2, Four, Kahan
+from bench.gpu import __main__ as gpu
+from bench.gpu import stages as gpu_stages
+from bench.gpu.stage import Stage, junit, sanitizer
+from bench.measuring import clock, machine, settings, workload
+from bench.pages import page
+from bench.speed import growth, step
 
 pytestmark = pytest.mark.long
 

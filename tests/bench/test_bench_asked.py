@@ -10,10 +10,13 @@ import zipfile
 import pytest
 from paths import ROOT
 
-from bench import asked, baselines, gpu, gpu_stages, ours, tile_model
-from bench.contestant import tensors
-from bench.stage import Stage, junit
-from bench.workload import MANY, QUARTER
+from bench.contestants import baselines, ours
+from bench.contestants.contestant import tensors
+from bench.gpu import __main__ as gpu
+from bench.gpu import asked, tile_model
+from bench.gpu import stages as gpu_stages
+from bench.gpu.stage import Stage, junit
+from bench.measuring.workload import MANY, QUARTER
 
 NAMES = (*asked.BASELINES, asked.EIGHT, asked.IN_GRAPH)
 

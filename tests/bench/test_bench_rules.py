@@ -4,7 +4,7 @@ No timing is tested.
 
 import pytest
 
-from bench import rules
+from bench.speed import rules
 
 LINES = "\n".join(
     [

@@ -9,7 +9,7 @@ import pytest
 from paths import ROOT
 
 import lowbit
-from bench import drift, drift_page
+from bench.quality import drift, drift_page
 
 RESULTS = json.loads(drift.RESULTS.read_text())
 

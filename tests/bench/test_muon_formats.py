@@ -9,7 +9,7 @@ import torch
 from paths import ROOT
 
 import lowbit
-from bench import muon_formats
+from bench.quality import muon_formats
 
 
 @pytest.fixture

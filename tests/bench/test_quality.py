@@ -11,18 +11,15 @@ import torch
 from paths import ROOT
 
 import lowbit
-from bench import (
-    quality,
-    quality_page,
-    quality_plan,
-    quality_plot,
-    quality_train,
-    studies,
-    zero_gradients,
-)
-from bench.intervals import interval
-from bench.studies import CONTESTANTS, SEEDS, STUDIES, Run
-from bench.training import load_recipe
+from bench.measuring.intervals import interval
+from bench.measuring.recipe import load_recipe
+from bench.quality import page as quality_page
+from bench.quality import plan as quality_plan
+from bench.quality import plot as quality_plot
+from bench.quality import runs as quality
+from bench.quality import studies, zero_gradients
+from bench.quality import train as quality_train
+from bench.quality.studies import CONTESTANTS, SEEDS, STUDIES, Run
 
 SMALL = STUDIES["0.5 M"]
 RATE = SMALL.tuning("AdamW")[1].lr

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from bench import gpu
+from bench.gpu import __main__ as gpu
 
 pytestmark = pytest.mark.long
 
@@ -59,7 +59,7 @@ def test_a_module_that_hides_one_of_the_standard_library(tree):
     """It cost a whole run on a card once: torch imports `profile` by way of cProfile."""
     (tree / "profile.py").write_text("raise ImportError('this is not the profiler')\n")
     copied = '"pyproject.toml")'
-    plant(tree / "bench" / "gpu_stages.py", copied, f'"profile.py", {copied}')
+    plant(tree / "bench" / "gpu" / "stages.py", copied, f'"profile.py", {copied}')
     code, statuses, _, _ = rehearse(tree, "speed")
     assert code == 1 and statuses["bench-step"] == "failed"
 
@@ -74,7 +74,7 @@ def test_a_wrong_keyword_in_a_test_of_kernels(tree):
 
 def test_a_contestant_that_raises(tree):
     given = '{"state_format": "log8"}'
-    plant(tree / "bench" / "ours.py", given, given.replace("format", "fromat"))
+    plant(tree / "bench" / "contestants" / "ours.py", given, given.replace("format", "fromat"))
     code, statuses, page, _ = rehearse(tree, "speed")
     assert code == 1 and statuses["kernels"] == "failed" and "state_fromat" in page
 

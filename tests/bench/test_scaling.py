@@ -10,10 +10,10 @@ import pytest
 import torch
 from paths import ROOT
 
-from bench import scaling, scaling_page
-from bench.baselines import TorchForeach
-from bench.step import Params
-from bench.stream import Streams
+from bench.contestants.baselines import TorchForeach
+from bench.speed import scaling, scaling_page
+from bench.speed.step import Params
+from bench.speed.stream import Streams
 
 RESULTS = json.loads(scaling.RESULTS.read_text())
 FAST, LEAN = {"cache_ns": 0.5, "bytes": 28.0}, {"cache_ns": 1.0, "bytes": 10.0}

@@ -10,7 +10,8 @@ import sys
 import pytest
 from paths import ROOT
 
-from bench import storage, storage_page
+from bench.storage import __main__ as storage
+from bench.storage import page as storage_page
 
 pytestmark = pytest.mark.product
 

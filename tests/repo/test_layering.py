@@ -53,7 +53,15 @@ FLOORS = {
         ("command", "python", "fuzz"),
         ("lowbit_ckpt",),
     ],
+    "bench": [
+        ("__init__",),
+        ("measuring", "contestants", "pages"),
+        ("speed",),
+        ("storage", "gpu", "quality"),
+        ("__main__",),
+    ],
 }
+PYTHON = ("lowbit", "bench")
 # modules of C++ inside the package
 COMPILED = ("lowbit._ops", "lowbit._tensors", "lowbit._checkpoint")
 # -I of the compiler
@@ -231,8 +239,8 @@ def files(root, folders, suffixes=CODE):
 # What uses what
 
 
-def used_by_python(root, path):
-    """The modules of lowbit that a module imports, whichever way and wherever in it, as paths."""
+def used_by_python(root, path, tree):
+    """The modules of its tree that a module imports, whichever way and wherever in it, as paths."""
 
     def module(name):
         """The file of a dotted name; None where it names something inside a module."""
@@ -250,7 +258,7 @@ def used_by_python(root, path):
         else:
             continue
         for name in names:
-            if name.split(".")[0] == "lowbit" and (found := module(name)) and found != path:
+            if name.split(".")[0] == tree and (found := module(name)) and found != path:
                 yield found
 
 
@@ -266,9 +274,8 @@ def used_by_cpp(root, path, tree):
 
 def uses(root, tree):
     """For each file of code of a tree the files that it uses."""
-    suffixes = (".py",) if tree == "lowbit" else CODE[1:]
-    of = used_by_python if tree == "lowbit" else lambda *at: used_by_cpp(*at, tree)
-    return {path: set(of(root, path)) for path in files(root, [tree], suffixes)}
+    suffixes, of = ((".py",), used_by_python) if tree in PYTHON else (CODE[1:], used_by_cpp)
+    return {path: set(of(root, path, tree)) for path in files(root, [tree], suffixes)}
 
 
 # Floors
@@ -306,9 +313,9 @@ def upward(root, tree):
 def one_file(tree, room):
     """A path of a file in a room."""
     room = room.replace("*", "some")
-    if tree == "lowbit":
+    if tree in PYTHON:
         alone = room in ("elastic", "flat", "fsdp1", "__init__", "__main__")
-        return f"lowbit/{room}.py" if alone else f"lowbit/{room}/some.py"
+        return f"{tree}/{room}.py" if alone else f"{tree}/{room}/some.py"
     return f"{tree}/{room}/some.h"
 
 
@@ -319,7 +326,7 @@ def plant(root, path, used):
         (root / each).touch()
     if path.endswith(".py"):
         name = used.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-        line = f"from {name} import x" if name == "lowbit" else f"def f():\n    import {name}"
+        line = f"from {name} import x" if name in PYTHON else f"def f():\n    import {name}"
     else:
         line = f'#include "{used.split("/", 1)[1]}"'
     with open(root / path, "a") as file:
@@ -406,8 +413,9 @@ def circles(graph):
 @pytest.mark.parametrize("tree", FLOORS)
 def test_no_circles(tree, tmp_path):
     assert circles(uses(ROOT, tree)) == []
-    suffix = "py" if tree == "lowbit" else "h"
-    room = {"lowbit": "state", "csrc": "core/state", "tools": "dialect/common"}[tree]
+    suffix = "py" if tree in PYTHON else "h"
+    rooms = {"csrc": "core/state", "tools": "dialect/common", "lowbit": "state", "bench": "speed"}
+    room = rooms[tree]
     loop = [f"{tree}/{room}/{name}.{suffix}" for name in "abc"]
     for path, used in itertools.pairwise(loop):
         plant(tmp_path, path, used)

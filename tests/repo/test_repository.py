@@ -160,7 +160,7 @@ def test_the_oldest_torch_stands_in_one_place():
     (oldest,) = re.findall(r'^ *"torch>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(), re.M)
     for page in ("docs/install.md", "docs/bench.md"):
         assert f"torch {oldest} or later" in (ROOT / page).read_text()
-    programs = [*(ROOT / "bench").glob("*.py"), *(ROOT / ".ci").glob("*.*"), ROOT / ".ci" / "run"]
+    programs = [*(ROOT / "bench").rglob("*.py"), *(ROOT / ".ci").glob("*.*"), ROOT / ".ci" / "run"]
     for path in [*programs, ROOT / "csrc" / "CMakeLists.txt", ROOT / "Makefile"]:
         text = path.read_text()
         assert oldest not in text and "TORCH_TARGET_VERSION=0x" not in text, path

@@ -1,0 +1,251 @@
+"""docs/drift.md from the numbers of bench/quality/drift.py, and what they say of each preset."""
+
+from __future__ import annotations
+
+import textwrap
+from typing import Any
+
+import lowbit
+from bench.pages.page import filled
+
+STEPS = (1_000, 10_000, 100_000)
+# The largest bias, over all steps, up to which a preset is recommended; and up to which it is
+# tolerated: of the second moment's root where magnitudes are alike, and of the first moment where
+# they are not.
+RECOMMENDED, TOLERATED, TOLERATED_FIRST = 0.15, 0.3, 0.5
+STATE = ("exp_avg_sq_alike", "exp_avg_sq", "exp_avg")
+
+Results = dict[str, dict[str, dict[str, dict[str, float]]]]
+
+
+def label(spec: dict[str, Any]) -> str:
+    """The name of a format in the results."""
+    scale = spec.get("scale", "none")
+    other = "" if scale in ("none", "block") else f" {scale}"
+    return f"{spec['format']}{other} {spec.get('rounding', 'nearest')}"
+
+
+def numbers(results: Results, state: str, name: str, what: str = "bias") -> list[float | None]:
+    """A number of a format after each of STEPS; None where it was not measured.
+    Float32 and its means have no drift.
+    """
+    if name.startswith(("float32", "factored")):
+        return [0.0] * len(STEPS)
+    saved = results.get(state, {})
+    return [saved.get(str(n), {}).get(name, {}).get(what) for n in STEPS]
+
+
+def worst(found: list[float | None]) -> float | None:
+    measured = [abs(x) for x in found if x is not None]
+    return max(measured) if measured else None
+
+
+def of_preset(results: Results, preset: dict[str, Any]) -> list[float | None]:
+    """The largest bias of the second moment's root, of like and unlike magnitudes,
+    and of the first moment.
+    """
+    kinds = ("unsigned", "unsigned", "signed")
+    return [
+        worst(numbers(results, state, label(preset[kind])))
+        for state, kind in zip(STATE, kinds, strict=True)
+    ]
+
+
+def verdict(found: list[float | None]) -> str:
+    """What the page says of a preset with these biases."""
+    if None in found:
+        return "not measured yet"
+    alike, unlike, first = (x or 0.0 for x in found)
+    if alike > TOLERATED or first > TOLERATED_FIRST:
+        return "warned about"
+    return "recommended" if max(alike, unlike, first) <= RECOMMENDED else "tolerated"
+
+
+def verdicts(results: Results) -> dict[str, str]:
+    return {p["name"]: verdict(of_preset(results, p)) for p in lowbit.catalog()["presets"]}
+
+
+def percent(x: float | None) -> str:
+    if x is None:
+        return ""
+    return f"{100 * x:.1f} %" if abs(x) < 0.0995 else f"{100 * x:,.0f} %"
+
+
+def table(head: list[str], rows: list[list[str]]) -> list[str]:
+    return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]] + [""]
+
+
+def series(results: Results, state: str, whats: list[str], title: str) -> list[str]:
+    """A table of every measured format of a state: a column for each number after each of STEPS."""
+    names = sorted({name for each in results.get(state, {}).values() for name in each})
+    head = [title] + [f"{what}, {n:,}" for what in whats for n in STEPS]
+    rows = [
+        [f"`{name.rpartition(' ')[0]}`, {name.rpartition(' ')[2]}"]
+        + [percent(x) for what in whats for x in numbers(results, state, name, what)]
+        for name in names
+    ]
+    return table(head, rows)
+
+
+def opening(results: Results) -> str:
+    """What follows from the verdicts."""
+    names: dict[str, list[str]] = {}
+    for name, said in verdicts(results).items():
+        names.setdefault(said, []).append(f"`{name}`")
+    said = (
+        f"Take one of {', '.join(names['recommended'])}: over 100,000 simulated steps their state "
+        f"stays within {percent(RECOMMENDED)} of float32's."
+    )
+    if worse := names.get("warned about"):
+        said += f" Avoid {', '.join(worse)} under AdamW: theirs moves away."
+    return said
+
+
+def page(results: Results) -> str:
+    presets = lowbit.catalog()["presets"]
+    rows = []
+    for preset in presets:
+        found = of_preset(results, preset)
+        rows.append([f"`{preset['name']}`", *map(percent, found), verdict(found)])
+    return (
+        "\n".join(
+            [
+                "# Drift",
+                "",
+                *textwrap.wrap(opening(results), 120, break_on_hyphens=False),
+                "",
+                "## Presets",
+                "",
+                (
+                    "The largest bias after 1,000, 10,000 and 100,000 steps, where they were "
+                    "measured; [below](#method) is what the words"
+                ),
+                "mean. The first moment is one of unlike magnitudes. A preset is",
+                "",
+                f"* **recommended** if all three are at most {percent(RECOMMENDED)};",
+                (
+                    "* **warned about** if like magnitudes are off by more than "
+                    f"{percent(TOLERATED)}, or the first moment by more than "
+                    f"{percent(TOLERATED_FIRST)};"
+                ),
+                (
+                    "* **tolerated** otherwise: small values of a block lose part of their first "
+                    "moment and take smaller steps than they"
+                ),
+                (
+                    "  should, because a second moment never becomes zero, or all steps are "
+                    "smaller by a constant factor."
+                ),
+                "",
+                *table(
+                    [
+                        "preset",
+                        "root of second moment, like magnitudes",
+                        "unlike magnitudes",
+                        "first moment",
+                        "verdict",
+                    ],
+                    rows,
+                ),
+                (
+                    "The second moment of `bfloat16` to the nearest grows for as long as a run "
+                    "lasts: a step of beta2 0.999 is less than half"
+                ),
+                (
+                    "a unit in the last place downwards, and is lost. `bfloat16_stochastic` takes "
+                    "the same bytes and does not drift."
+                ),
+                (
+                    "With rounding to nearest, `log8` and `log8_fixed` settle beside the mean; "
+                    '`rounding="stochastic"` brings them back.'
+                ),
+                (
+                    "`6bit` settles high for the same reason as `bfloat16`: its steps of 1/64 "
+                    "swallow small changes, most of all downwards; with"
+                ),
+                (
+                    "fewer bits the block's own maximum holds the values down. Factored moments "
+                    "are float32 means, which do not drift; what"
+                ),
+                (
+                    "they approximate is another matter. The loss of some presets after a real run "
+                    "is in [quality.md](quality.md)."
+                ),
+                "",
+                "## Method",
+                "",
+                filled(
+                    "How far stored state moves away from float32's under the same stationary "
+                    "gradients. `python -m bench.quality.drift` simulates one tensor of 512 "
+                    "elements with the CPU's own step, continues where it stopped, and writes "
+                    "this page. Formats with scales of rows and columns have one of 256 rows of "
+                    "256, since a row and a column of a few elements fit each of them too well."
+                ),
+                "",
+                (
+                    "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of "
+                    "*unlike* magnitudes log s has a standard"
+                ),
+                (
+                    "deviation of 1, so a block of 256 covers some five binary orders each way; of "
+                    "*like* ones s is the same everywhere."
+                ),
+                "",
+                (
+                    "* **Bias** of a mean: its part along the gradient's mean, relative to "
+                    "float32's. Of a second moment: of its root, by"
+                ),
+                (
+                    "  which a step is divided. Elements count alike, relative to s. Averages of "
+                    "20 looks in the last tenth of the steps."
+                ),
+                (
+                    "* **Error** of a mean: the root mean square of what "
+                    "differs, relative to float32's."
+                ),
+                "",
+                "An empty cell is not measured yet.",
+                "",
+                "## AdEMAMix's slow mean",
+                "",
+                (
+                    "A decay of 0.9999. Presets keep it in `bfloat16`, stochastic; "
+                    "[optimizers.md](optimizers.md#presets) says how to"
+                ),
+                (
+                    "choose otherwise, with a warning for every format here but that and float32. "
+                    "Where gradients have no mean, float32's own slow"
+                ),
+                "mean is only noise, and the error is 11 % of that after 6,000 steps.",
+                "",
+                *series(results, "exp_avg_slow", ["bias", "error"], "format"),
+                "## Lion",
+                "",
+                (
+                    "Betas of 0.9 and 0.99. Lion's update is a sign: *signs* is the share of "
+                    "updates with another one than float32's. Half of"
+                ),
+                (
+                    "them would be chance. With `2bit` more than a third are wrong, with `8bit` "
+                    "less than a hundredth: do not train Lion with"
+                ),
+                "two bits.",
+                "",
+                *series(results, "lion", ["error", "signs"], "format"),
+                "## Second moment, like magnitudes",
+                "",
+                "Of Adam's second moment, beta2 0.999: the bias of its root.",
+                "",
+                *series(results, "exp_avg_sq_alike", ["bias"], "format"),
+                "## Second moment, unlike magnitudes",
+                "",
+                *series(results, "exp_avg_sq", ["bias"], "format"),
+                "## First moment",
+                "",
+                "Of Adam's first moment, beta1 0.9.",
+                "",
+                *series(results, "exp_avg", ["bias", "error"], "format"),
+            ]
+        ).rstrip()
+        + "\n"
+    )

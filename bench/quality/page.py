@@ -1,0 +1,468 @@
+"""docs/quality.md, its pictures and the table of docs/presets.md, from the lines of
+bench/results/quality.jsonl.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import pathlib
+import re
+import statistics
+import textwrap
+from collections.abc import Iterable
+from typing import Any
+
+from bench.measuring.intervals import Interval
+from bench.pages.page import filled, table
+from bench.quality import plan as quality_plan
+from bench.quality import plot as quality_plot
+from bench.quality import zero_gradients
+from bench.quality.pairs import ENOUGH, difference, reference, runs_of
+from bench.quality.runs import ROOT, Lines, best_rate, found
+from bench.quality.studies import CONTESTANTS, STUDIES, Study
+
+HEADINGS = {
+    "0.5 M": "Small model",
+    "0.5 M, 20,000 steps": "Long run",
+    "10 M": "10 M parameters",
+    "10 M, 160 steps": "Muon",
+}
+MARKS = ("<!-- python -m bench.quality --page -->", "<!-- end -->")
+PRESETS = (
+    "torch AdamW",
+    "AdamW, 8bit",
+    "AdamW, 4bit",
+    "AdamW, fp8",
+    "AdamW, log8",
+    "AdamW, bfloat16",
+    "AdamW, bfloat16_stochastic",
+)
+WORDS = {"more": "higher", "less": "lower", "": "no difference shown"}
+VERDICTS = (*WORDS.values(), f"fewer than {ENOUGH} seeds", "not run yet")
+FEW, WAITING = VERDICTS[3:]
+
+
+def page(lines: Lines) -> str:
+    parts = [
+        "# Quality",
+        "",
+        *(
+            f"* {textwrap.fill(s, 118, initial_indent='', subsequent_indent='  ')}"
+            for s in conclusions(lines)
+        ),
+        "",
+        f"![Small model: losses]({picture(STUDIES['0.5 M'])})",
+        "",
+        filled(
+            "On the right, each line is a contestant: how far its held-out loss is from that of "
+            "the first of its rule, with the 95 % confidence interval. All models are byte-level "
+            "GPTs (`recipes/train_gpt.py`) on the text of Python's standard library, in nats per "
+            "byte of held-out text."
+        ),
+        "",
+        "## The differences",
+        "",
+        filled(
+            "The held-out loss less that of what is named, in pairs of one seed, with the 95 % "
+            "confidence interval."
+        ),
+        "",
+        *table(["compared", *VERDICTS], evidence(lines)).splitlines(),
+        "",
+        filled(over_long(lines, STUDIES["0.5 M, 20,000 steps"])),
+        "",
+        filled(
+            "`python -m bench.quality` makes the runs, the most useful first, and goes on where it "
+            "was stopped; `python -m bench.quality --page` writes this page from "
+            "`bench/results/quality.jsonl`. An empty cell has not run."
+        ),
+        "",
+        "## What is recorded",
+        "",
+        *quality_plan.section(lines),
+        "",
+        "## Method",
+        "",
+        filled(
+            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. "
+            "The loss is the mean of the seeds that have run: where their number differs, compare "
+            "differences only. A difference is a run's loss less that of its pair; ± is half of "
+            "the 95 % confidence interval of the mean of these differences, by Student's t. An "
+            "interval without 0 is marked **bold**. Of 20 contestants that differ in nothing, one "
+            "is bold by chance. Compare a format with `torch AdamW, start rounded` too: its first "
+            "weights are rounded to bfloat16, which is neither better nor worse."
+        ),
+        "",
+        filled(
+            "**Tuning.** The learning rate of each rule, with full-precision state, is the one "
+            "with the least loss among as many rates as every other rule has, by shorter runs of "
+            "another seed. Every format takes the rate of its rule, as somebody who changes the "
+            "format alone would. Nothing else is tuned."
+        ),
+        "",
+        filled(
+            "**Lower** is not better stored. The error of a format acts as another learning rate "
+            "or as noise does: with few bits the second moment comes out too high "
+            "([drift.md](drift.md)), so steps are shorter. A loss below float32's says that the "
+            "format did no harm here, not that it is more exact."
+        ),
+        "",
+        filled(
+            "**State.** Embeddings, head and small parameters keep float32 state "
+            "(`lowbit.param_groups`), as by default; in models this small they are a larger share "
+            "than in yours. So a format's bytes per parameter are above those of "
+            "[presets.md](presets.md#all-presets)."
+        ),
+    ]
+    for name, heading in HEADINGS.items():
+        parts += ["", f"## {heading}", "", *section(lines, STUDIES[name])]
+    if zero_gradients.RESULTS.exists():
+        said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
+        parts += ["", "## Zero gradients", "", filled(said), "", found]
+    return "\n".join([*parts, ""])
+
+
+def section(lines: Lines, study: Study) -> list[str]:
+    own = [line for line in lines if line["study"] == study.name]
+    parts = [about(own, study)]
+    if flat := flattening(lines, study):
+        parts += ["", flat]
+    if not study.tuned_in:
+        parts += ["", *tuning(lines, study)]
+    head = [
+        "contestant",
+        "rate",
+        "seeds",
+        "loss of its seeds",
+        "less the first of its rule",
+        "less float32 AdamW",
+        "state, bytes per parameter",
+    ]
+    parts += [
+        "",
+        *table(head, [row(lines, study, name) for name in study.contestants]).splitlines(),
+    ]
+    if any(runs_of(lines, study, name) for name in study.contestants):
+        parts += [
+            "",
+            filled(
+                "In the picture, from the left: the training loss of the first contestant of each "
+                "rule; that of others less the first's, in pairs (those with most seeds); and the "
+                "held-out differences of the table."
+            ),
+            "",
+            f"![{HEADINGS[study.name]}: losses]({picture(study)})",
+        ]
+    return parts
+
+
+def about(own: Lines, study: Study) -> str:
+    m = study.model
+    model = (
+        f"Width {m['width']}, depth {m['depth']}, context {m['context']}; {study.steps:,} steps of "
+        f"{study.batch} sequences, {study.warm_up} of warm-up, then a cosine to a tenth; weight "
+        f"decay {study.weight_decay}; AdamW's betas {study.betas[0]} and {study.betas[1]}. The "
+        f"loss is that of {study.held_out[0] * study.held_out[1] * m['context']:,} held-out bytes."
+    )
+    if not own:
+        return filled(model, "No run yet.")
+    settings, machines = own[0]["settings"], [line["machine"] for line in own]
+    dates = sorted(line["date"][:10] for line in own)
+    when = dates[0] if dates[0] == dates[-1] else f"{dates[0]} to {dates[-1]}"
+    where = "; ".join(
+        dict.fromkeys(
+            (
+                f"{x['cpu']}, {x['threads']} thread{'s' * (x['threads'] > 1)}, {x['isa']}, Python "
+                f"{x['python']}, torch {x['versions']['torch']}"
+            )
+            for x in machines
+        )
+    )
+    return filled(
+        f"{own[0]['parameters'] / 1e6:.2f} M parameters.",
+        model,
+        f"Products are {settings['compute']}. {where}; {len(own)} runs, {when}.",
+    )
+
+
+def flattening(lines: Lines, study: Study) -> str:
+    """Whether float32 AdamW still improved fast at the end: how far its training loss fell between
+    tenths of its steps.
+    """
+    name = study.rules()["AdamW"]
+    several = [
+        line["losses"]
+        for line in runs_of(lines, study, name).values()
+        if line["held_out_loss"] is not None
+    ]
+    means = [statistics.fmean(x) for x in zip(*several, strict=True)]
+    if len(means) < 10:
+        return ""
+    ends = [i * len(means) // 10 for i in range(11)]
+    tenths = [statistics.fmean(means[a:b]) for a, b in itertools.pairwise(ends)]
+    return filled(
+        f"The training loss of `{name}` fell by {tenths[0] - tenths[1]:.3f} from the first to the "
+        f"second tenth of its steps, and by {tenths[8] - tenths[9]:.3f} from the ninth to the last."
+    )
+
+
+def tuning(lines: Lines, study: Study) -> list[str]:
+    """The table of the tuning: losses by rule and rate, the best one bold."""
+    rates = sorted({run.lr for rule in study.rules() for run in study.tuning(rule)})
+    rows = []
+    for rule, name in study.rules().items():
+        losses = {run.lr: found(lines, run) for run in study.tuning(rule)}
+        best = best_rate(lines, study, rule)
+        shown = [cell(losses.get(lr), lr == best) for lr in rates]
+        rows.append([rule if rule != name else name, *shown])
+    said = (
+        f"Tuning, {study.tuning_steps} steps of another seed: loss by "
+        "rule and learning rate, the least bold."
+    )
+    edges = [rule for rule in study.rules() if at_edge(lines, study, rule)]
+    if edges:
+        said += (
+            f" At the end of the grid, so that a rate beyond it may be better: {', '.join(edges)}."
+        )
+    return [filled(said), "", *table(["rule", *(f"{lr:g}" for lr in rates)], rows).splitlines()]
+
+
+def at_edge(lines: Lines, study: Study, rule: str) -> bool:
+    rates = [run.lr for run in study.tuning(rule)]
+    return best_rate(lines, study, rule) in (rates[0], rates[-1])
+
+
+def cell(line: dict[str, Any] | None, best: bool) -> str:
+    if line is None:
+        return ""
+    text = "diverged" if line["held_out_loss"] is None else f"{line['held_out_loss']:.3f}"
+    return f"**{text}**" if best else text
+
+
+def row(lines: Lines, study: Study, name: str) -> list[str]:
+    runs = runs_of(lines, study, name)
+    if not runs:
+        return [name, *[""] * 6]
+    ended = [line["held_out_loss"] for line in runs.values() if line["held_out_loss"] is not None]
+    mean = f"{statistics.fmean(ended):.4f}" if ended else ""
+    if lost := len(runs) - len(ended):
+        mean += f" ({lost} diverged)"
+    first, adamw = reference(study, name), study.rules().get("AdamW")
+
+    def judged(other: str) -> bool:
+        return min(len(runs), len(runs_of(lines, study, other))) >= ENOUGH
+
+    of_rule = "" if name == first else marked(difference(lines, study, name, first), judged(first))
+    of_adamw = (
+        ""
+        if adamw is None or adamw in (name, first)
+        else marked(difference(lines, study, name, adamw), judged(adamw))
+    )
+    line = next(iter(runs.values()))
+    return [
+        name,
+        f"{line['lr']:g}",
+        str(len(runs)),
+        mean,
+        of_rule,
+        of_adamw,
+        f"{line['bytes_per_parameter']['state']:.2f}",
+    ]
+
+
+def marked(found: Interval | None, judged: bool) -> str:
+    if found is None:
+        return ""
+    return f"**{found}**" if found.shown and judged else str(found)
+
+
+def conclusions(lines: Lines) -> list[str]:
+    """What follows for a reader: sentences, each true of these lines.
+    Their intervals are in the table of `evidence`.
+    """
+    small, long = STUDIES["0.5 M"], STUDIES["0.5 M, 20,000 steps"]
+    formats, weights, changed, other = groups(small)
+    said = [
+        default(lines),
+        lead(lines, small, formats, "state formats"),
+        lead(lines, small, weights, "kinds of bfloat16 weights"),
+        lead(lines, small, changed, "changes of format in the middle of a run"),
+        apart(lines, small, formats, other),
+        without_divergence(lines, long),
+    ]
+    return [sentence for sentence in said if sentence]
+
+
+def groups(study: Study) -> tuple[list[str], ...]:
+    """Contestants of the small model: AdamW's state formats, its bfloat16 weights,
+    changes of format, and other rules.
+    """
+    names = [
+        n
+        for n in study.contestants
+        if CONTESTANTS[n].rule == "AdamW" and n not in ("torch AdamW", "torch AdamW, start rounded")
+    ]
+    formats = [n for n in names if CONTESTANTS[n].weights is None and CONTESTANTS[n].half is None]
+    weights = [n for n in names if CONTESTANTS[n].weights]
+    changed = [n for n in names if CONTESTANTS[n].half]
+    return formats, weights, changed, [n for n in study.rules().values() if n != "torch AdamW"]
+
+
+def evidence(lines: Lines) -> list[list[str]]:
+    """Rows of a table: what is compared, and its contestants with their intervals,
+    by what these show.
+    """
+    small, _, large, short = (STUDIES[name] for name in HEADINGS)
+    formats, weights, changed, other = groups(small)
+
+    def of(what: str, study: Study, names: Iterable[str], to: str | None = None) -> list[str]:
+        said = sorted_by(lines, study, names, to)
+        return [what, *(", ".join(said[verdict]) for verdict in VERDICTS)]
+
+    def of_large(study: Study) -> list[str]:
+        own = [n for n in study.contestants if n not in study.rules().values()]
+        return of(
+            f"10 M parameters, {study.steps:,} steps, beside the same rule in full precision",
+            study,
+            own,
+        )
+
+    return [
+        of("state formats of AdamW, beside torch's float32 AdamW", small, formats),
+        of("bfloat16 weights with 8-bit state, beside torch's float32 AdamW", small, weights),
+        of(
+            "a change of format in the middle of a run, beside torch's float32 AdamW",
+            small,
+            changed,
+        ),
+        of(
+            "other rules in full precision, each at its own tuned rate, beside float32 AdamW",
+            small,
+            other,
+            "torch AdamW",
+        ),
+        of_large(short),
+        of_large(large),
+    ]
+
+
+def without_divergence(lines: Lines, study: Study) -> str:
+    runs = [runs_of(lines, study, n) for n in study.contestants]
+    if not all(runs) or any(x["held_out_loss"] is None for some in runs for x in some.values()):
+        return ""
+    return f"**Nothing diverged in {study.steps:,} steps**, in float32, 8 bits or 4."
+
+
+def default(lines: Lines) -> str:
+    """Whether the default preset was judged, and never shown to raise the loss."""
+    rows = evidence(lines)
+    higher, others = (
+        "".join(cell for row in rows for cell in row[a:b]) for a, b in ((1, 2), (2, 4))
+    )
+    if "8bit` (" not in others or "8bit` (" in higher:
+        return ""
+    return "**Use `8bit`**, the default: in no study was it shown to raise the loss."
+
+
+def lead(lines: Lines, study: Study, names: Iterable[str], what: str) -> str:
+    """Which of those that are judged raised the loss, and what to do about it."""
+    said = sorted_by(lines, study, names)
+    judged = sum(len(said[what]) for what in WORDS.values())
+    if not judged:
+        return ""
+    worse = [one.split("`")[1] for one in said[WORDS["more"]]]
+    if not worse:
+        return f"**None of {judged} {what} was shown to raise the loss.**"
+    listed = " and ".join(f"`{name}`" for name in worse)
+    return (
+        f"**Avoid {listed}**: of {judged} {what}, {'it' if len(worse) == 1 else 'they'} raised the "
+        "loss, and no other was shown to."
+    )
+
+
+def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[str]) -> str:
+    """How far apart rules lie, beside how far formats do."""
+
+    def widest(names: Iterable[str], to: str | None = None) -> float | None:
+        found = [difference(lines, study, n, to or reference(study, n)) for n in names]
+        means = [abs(off.mean) for off in found if off is not None]
+        return max(means, default=None)
+
+    by_rule, by_format = widest(rules, "torch AdamW"), widest(formats)
+    if by_rule is None or by_format is None:
+        return ""
+    more = "more" if by_rule > by_format else "less"
+    return (
+        f"**A rule changes the loss {more} than a format does**: by up to {by_rule:.2f} and "
+        f"{by_format:.2f}."
+    )
+
+
+def sorted_by(
+    lines: Lines, study: Study, names: Iterable[str], to: str | None = None
+) -> dict[str, list[str]]:
+    """Contestants with their differences, by what these show."""
+    said: dict[str, list[str]] = {what: [] for what in VERDICTS}
+    for name in names:
+        runs, others = (runs_of(lines, study, n) for n in (name, to or reference(study, name)))
+        off = difference(lines, study, name, to or reference(study, name))
+        short = name.removeprefix("AdamW, ").replace("8bit, bfloat16 weights ", "")
+        if any(line["held_out_loss"] is None for line in runs.values()):
+            said["higher"].append(f"`{short}` (diverged)")
+        elif not runs:
+            said[WAITING].append(f"`{short}`")
+        elif off is None or len(runs.keys() & others.keys()) < ENOUGH:
+            said[FEW].append(f"`{short}`")
+        else:
+            count = f", {len(runs)} seeds" if len(runs) < len(study.seeds) else ""
+            said[WORDS[off.shown]].append(f"`{short}` ({off}{count})")
+    return said
+
+
+def over_long(lines: Lines, study: Study) -> str:
+    said, waiting = [], []
+    for name in study.contestants:
+        runs = runs_of(lines, study, name)
+        if not runs:
+            waiting.append(f"`{name}`")
+            continue
+        lost = [line for line in runs.values() if line["held_out_loss"] is None]
+        if lost:
+            said.append(f"`{name}` diverged in {len(lost)} of {len(runs)} runs")
+        else:
+            mean = statistics.fmean(line["held_out_loss"] for line in runs.values())
+            said.append(f"`{name}` did not diverge and ended at {mean:.4f}")
+    if said and len(study.seeds) == 1:
+        said.append("one seed shows no difference between formats, only whether they diverge")
+    listed = "; ".join([*said, *([f"not run yet: {', '.join(waiting)}"] if waiting else [])])
+    return f"Over {study.steps:,} steps: {listed}."
+
+
+def of_presets(lines: Lines) -> str:
+    """The table of docs/presets.md."""
+    study = STUDIES["0.5 M"]
+    rows = [
+        [cells[0], cells[2], cells[3], cells[4]]
+        for name in PRESETS
+        for cells in [row(lines, study, name)]
+    ]
+    return table(["run", "seeds", "loss of its seeds", "less float32 AdamW"], rows)
+
+
+def quoted(text: str, made: str) -> str:
+    """The page with what is between its marks replaced."""
+    pattern = re.escape(MARKS[0]) + r"\n.*?" + re.escape(MARKS[1])
+    return re.sub(pattern, lambda _: f"{MARKS[0]}\n{made}\n{MARKS[1]}", text, count=1, flags=re.S)
+
+
+def picture(study: Study) -> str:
+    return f"quality-{HEADINGS[study.name].lower().replace(' ', '-')}.png"
+
+
+def write(lines: Lines, docs: pathlib.Path = ROOT / "docs") -> None:
+    (docs / "quality.md").write_text(page(lines))
+    presets = docs / "presets.md"
+    presets.write_text(quoted(presets.read_text(), of_presets(lines)))
+    for study in STUDIES.values():
+        quality_plot.draw(lines, study, docs / picture(study))
