@@ -2,8 +2,8 @@
 # The oldest torch that pyproject.toml allows, in an environment that stays between runs:
 #   .ci/oldest.sh version    says which
 #   .ci/oldest.sh install    downloads it, 2.5 GB the first time
-#   .ci/oldest.sh test       builds the operators and lowbit._tensors with it, and runs the fast tests that need no
-#                            lowbit-ckpt
+#   .ci/oldest.sh test       builds the operators and lowbit._tensors with it, with the kernels of one instruction set,
+#                            and runs the fast tests that need no lowbit-ckpt
 set -euo pipefail
 cd "$(dirname "$0")/.."
 # The requirement of a package, as pyproject.toml has it.
@@ -31,7 +31,7 @@ test)
   copy=$(mktemp -d)
   trap 'rm -rf "$copy"' EXIT
   PATH="$home/bin:$PATH" $pip --no-build-isolation --no-deps --force-reinstall -C build-dir=build/oldest \
-    -C cmake.define.LOWBIT_TOOLS=OFF -C cmake.define.LOWBIT_CUDA=OFF -C cmake.define.LOWBIT_ISAS=native .
+    -C cmake.define.LOWBIT_TOOLS=OFF -C cmake.define.LOWBIT_CUDA=OFF -C cmake.define.LOWBIT_ISAS=baseline .
   cp -r tests recipes docs bench pyproject.toml "$copy"
   cd "$copy"
   "$python" -c "import lowbit, torch; print('torch', torch.__version__, 'lowbit', lowbit.__version__)"

@@ -6,9 +6,8 @@ import argparse
 import importlib.util
 import json
 import os
-import subprocess
-import sys
 
+import launch
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
@@ -21,27 +20,12 @@ import lowbit
 
 WORKER = SUPPORT / "deepspeed_checkpoints_worker.py"
 CASES = ["1", "1 bf16", "1 fp16", "2", "2 bf16", "3", "3 bf16", "3 fp16"]
-QUIET = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
+QUIET = {"PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
 
 
-def launch(out, what, ranks, cases=CASES):
-    command = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        str(WORKER),
-    ]
+def launched(out, what, ranks, cases=CASES):
     found = out / f"{what}.json"
-    done = subprocess.run(
-        [sys.executable, *command, str(found), str(out), what, *cases],
-        capture_output=True,
-        text=True,
-        env={**os.environ, **QUIET},
-        timeout=600,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch.run(WORKER, ranks, found, out, what, *cases, **QUIET)
     return json.loads(found.read_text())
 
 
@@ -53,7 +37,7 @@ def saved(tmp_path_factory):
     present = importlib.util.find_spec("deepspeed") is not None
     need("frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md")
     out = tmp_path_factory.mktemp("deepspeed")
-    check(launch(out, "save", 3))
+    check(launched(out, "save", 3))
     for case in CASES:
         step = out / case / "step"
         make_universal(step, out / case / "by_the_package")
@@ -134,12 +118,12 @@ def test_they_go_to_lowbit_and_back(saved, case, tmp_path):
 
 def test_deepspeed_resumes_from_both_universal_checkpoints_alike(saved):
     """On 2 ranks, where the folders are of 3."""
-    for case, (theirs, ours) in check(launch(saved, "resume", 2)).items():
+    for case, (theirs, ours) in check(launched(saved, "resume", 2)).items():
         assert theirs == ours and len(ours) == 3, case
 
 
 def test_a_client_optimizer_of_lowbit_takes_its_state_from_the_folders(saved):
-    for case, differences in check(launch(saved, "client", 2, ["1", "2", "3"])).items():
+    for case, differences in check(launched(saved, "client", 2, ["1", "2", "3"])).items():
         assert differences == [0.0] * 24, case
 
 
@@ -151,7 +135,7 @@ def test_a_client_optimizer_in_8_bits_goes_on_as_one_process_does(saved):
     of = Run([{"weight": torch.randn(256, 64)}, {"bias": torch.randn(256)}])
     for stage in (1, 3):
         write_zero(saved / f"large {stage}", of, stage, 3)
-    for case, (apart, codes) in check(launch(saved, "quantized", 2, ["1", "3"])).items():
+    for case, (apart, codes) in check(launched(saved, "quantized", 2, ["1", "3"])).items():
         assert (apart, codes) == (0.0, 2), case
 
 
@@ -164,7 +148,7 @@ def test_parameters_that_were_dealt_out_anew_keep_their_numbers(tmp_path):
         importlib.util.find_spec("deepspeed") is not None,
         "deepspeed is not installed",
     )
-    losses = check(launch(tmp_path, "save", 3, ["2 one group", "2 dealt out"]))
+    losses = check(launched(tmp_path, "save", 3, ["2 one group", "2 dealt out"]))
     made = {}
     for case in losses:
         run("convert", tmp_path / case / "step", tmp_path / case / "made.pt")
@@ -185,7 +169,7 @@ def test_parameters_that_were_dealt_out_anew_keep_their_numbers(tmp_path):
         "--container",
         "universal",
     )
-    (found,) = check(launch(tmp_path, "goes_on", 2, ["2 dealt out"])).values()
+    (found,) = check(launched(tmp_path, "goes_on", 2, ["2 dealt out"])).values()
     assert found == pytest.approx(losses["2 one group"], rel=1e-6)
 
 
@@ -197,7 +181,7 @@ def test_a_dynamic_loss_scale_goes_on(tmp_path):
         "deepspeed is not installed",
     )
     cases = ["1 dynamic", "2 dynamic", "3 dynamic"]
-    losses = check(launch(tmp_path, "save", 3, cases))
+    losses = check(launched(tmp_path, "save", 3, cases))
     for case in cases:
         low = tmp_path / case / "low.pt"
         run("convert", tmp_path / case / "step", low, "--to", "lowbit", "--state-format", "float32")
@@ -208,7 +192,7 @@ def test_a_dynamic_loss_scale_goes_on(tmp_path):
         run("convert", tmp_path / case / "by_the_package", tmp_path / case / "again.pt")
         again = torch.load(tmp_path / case / "again.pt", weights_only=True)["deepspeed"]
         assert again["optimizer"]["loss_scaler"] == kept
-    for case, (new, saved, loaded, on) in check(launch(tmp_path, "scale", 2, cases)).items():
+    for case, (new, saved, loaded, on) in check(launched(tmp_path, "scale", 2, cases)).items():
         assert loaded == saved != new, case
         assert on == pytest.approx(losses[case], rel=5e-3), case
 
@@ -243,7 +227,7 @@ def test_deepspeed_goes_on_with_a_run_of_lowbit_in_8_bits(tmp_path):
     ).stdout
     assert "1 x exp_avg " in shown and "dynamic8" in shown
     cases = ["1", "1 bf16", "2", "3", "3 bf16"]
-    for case, steps in check(launch(tmp_path, "from_lowbit", 3, cases)).items():
+    for case, steps in check(launched(tmp_path, "from_lowbit", 3, cases)).items():
         assert steps == [5, 5], case
         for source in ("of lowbit", "run"):
             said = run(

@@ -4,11 +4,9 @@ process, trained, stopped and resumed on 2 ranks.
 
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from types import SimpleNamespace
 
+import launch
 import pytest
 import torch
 from paths import SUPPORT
@@ -21,30 +19,16 @@ WORKER = SUPPORT / "deepspeed_worker.py"
 CASES = ["1", "1 bf16", "2", "2 bf16", "2 offload", "3", "3 bf16"]
 
 
-def launch(out, what):
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "DS_ACCELERATOR": "cpu",
-    }
-    command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(WORKER)]
+def launched(out, what):
     found = out / f"{what}.json"
-    done = subprocess.run(
-        [sys.executable, *command, str(found), str(out), what, *CASES],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
+    launch.run(WORKER, 2, found, out, what, *CASES, DS_ACCELERATOR="cpu")
     return json.loads(found.read_text())
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     out = tmp_path_factory.mktemp("deepspeed")
-    return launch(out, "train"), launch(out, "resume")
+    return launched(out, "train"), launched(out, "resume")
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -3,12 +3,11 @@ that was not interrupted, bit for bit, and the checkpoint of 2 ranks loads on 1.
 
 import importlib.util
 import json
-import os
 import re
-import subprocess
 import sys
 from types import SimpleNamespace
 
+import launch
 import pytest
 import torch
 from paths import SUPPORT
@@ -53,35 +52,11 @@ def need_package(name):
     need("frameworks", present, f"{name} is not installed: make frameworks")
 
 
-def launch(out, ranks, what, cases):
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "HF_HUB_OFFLINE": "1",
-        "CUDA_VISIBLE_DEVICES": "",
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(ranks),
-            str(WORKER),
-            str(out / f"{ranks}.json"),
-            str(out),
-            what,
-            *(":".join(case) for case in cases),
-        ],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    return json.loads((out / f"{ranks}.json").read_text())
+def launched(out, ranks, what, cases):
+    found = out / f"{ranks}.json"
+    given = (found, out, what, *(":".join(case) for case in cases))
+    launch.run(WORKER, ranks, *given, HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+    return json.loads(found.read_text())
 
 
 @pytest.fixture(scope="module")
@@ -92,7 +67,7 @@ def runs(tmp_path_factory):
     cases = [case for case in CASES if importlib.util.find_spec(case[0])]
     aside = ASIDE if importlib.util.find_spec("accelerate") else []
     out = tmp_path_factory.mktemp("frameworks")
-    return [launch(out, 2, "train", [*cases, *aside]), launch(out, 1, "resume", cases)]
+    return [launched(out, 2, "train", [*cases, *aside]), launched(out, 1, "resume", cases)]
 
 
 @pytest.mark.parametrize("framework, kind", CASES)

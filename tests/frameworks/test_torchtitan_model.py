@@ -6,9 +6,8 @@ import importlib.util
 import json
 import os
 import shutil
-import subprocess
-import sys
 
+import launch
 import pytest
 from paths import SUPPORT
 from require import need
@@ -36,35 +35,12 @@ RUNS = {
 }
 
 
-def launch(out, ranks):
-    environment = {
-        **os.environ,
-        "OMP_NUM_THREADS": "1",
-        "PYTHONWARNINGS": "ignore",
-        "CUDA_VISIBLE_DEVICES": "",
-        "HF_HUB_OFFLINE": "1",
-        "PYTHONPATH": os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")]),
-    }
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node",
-            str(ranks),
-            str(WORKER),
-            str(out / f"{ranks}.json"),
-            str(out),
-            *RUNS[ranks],
-        ],
-        capture_output=True,
-        text=True,
-        env=environment,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    found = json.loads((out / f"{ranks}.json").read_text())
+def launched(out, ranks):
+    found = out / f"{ranks}.json"
+    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
+    offline = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    launch.run(WORKER, ranks, found, out, *RUNS[ranks], **offline)
+    found = json.loads(found.read_text())
     for name, run in found.items():
         assert "error" not in run, f"{name}: {run['error']}"
     return {(ranks, name): run for name, run in found.items()}
@@ -76,7 +52,7 @@ def runs(tmp_path_factory):
         present = importlib.util.find_spec(package) is not None
         need("frameworks", present, f"{package} is not installed: make frameworks")
     out = tmp_path_factory.mktemp("titan")
-    yield {name: run for ranks in RUNS for name, run in launch(out, ranks).items()}
+    yield {name: run for ranks in RUNS for name, run in launched(out, ranks).items()}
     shutil.rmtree(out)  # half a gigabyte of gradients and checkpoints
 
 

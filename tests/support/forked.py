@@ -12,7 +12,12 @@ from typing import TextIO
 
 CONTEXT = multiprocessing.get_context("forkserver")
 # Not lowbit, which begins a thread where OMP_NUM_THREADS lets it: a fork would lose that.
-CONTEXT.set_forkserver_preload(["torch.distributed.checkpoint", "torch.distributed.tensor"])
+PRELOADED = (
+    "torch.distributed.checkpoint.state_dict",
+    "torch.distributed.fsdp",
+    "torch.distributed.tensor.parallel",
+)
+CONTEXT.set_forkserver_preload([*PRELOADED])
 
 
 def _work(there, target: Callable, arguments: tuple) -> None:

@@ -1,5 +1,5 @@
-"""Worker processes that stay, so that a case on several ranks costs no start of torch: each case
-has a process group of its own over gloo.
+"""Worker processes that stay, forked from one that has imported torch, so that a case on several
+ranks costs no start of it: each case has a process group of its own over gloo.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import importlib
 import itertools
-import multiprocessing
 import multiprocessing.connection
 import os
 import pathlib
@@ -15,6 +14,8 @@ import sys
 import time
 import traceback
 import warnings
+
+from forked import CONTEXT
 
 PATIENCE = 20  # seconds for the ranks beside one that failed
 LIMIT = 900  # seconds: against a case that waits for ever, not a judgement of how long one takes
@@ -63,7 +64,6 @@ class Pool:
     def __init__(self, folder: str) -> None:
         self.folder = folder
         self._count = itertools.count()
-        self._context = multiprocessing.get_context("spawn")
         self._workers: list = []
 
     def _crowded(self) -> bool:
@@ -77,8 +77,8 @@ class Pool:
 
     def _start(self, ranks: int) -> None:
         for rank in range(len(self._workers), ranks):
-            here, there = self._context.Pipe()
-            process = self._context.Process(target=_work, args=(rank, there), daemon=True)
+            here, there = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_work, args=(rank, there), daemon=True)
             process.start()
             self._workers.append((process, here))
 
