@@ -125,7 +125,7 @@ def shared(
                 f"{type(opt).__name__}.__init__() got an unexpected keyword argument "
                 f"{name!r}{did_you_mean(name, known)}"
             )
-    given: dict[str, Any] = {**DEFAULTS, **options}
+    given: dict[str, Any] = {**DEFAULTS, **{name: plain(v) for name, v in options.items()}}
     state_memory = given.pop("state_memory")
     if isinstance(given["full_precision"], str):
         given["full_precision"] = (given["full_precision"],)
@@ -340,6 +340,18 @@ def pair(name: str, values: Any, optional: Sequence[int] = ()) -> Sequence[Any]:
         if not (value is None and i in optional):
             real(f"{name}[{i}]", value)
     return values
+
+
+def plain(value: Any) -> Any:
+    """A setting with NumPy's numbers, texts and arrays as Python's, alone or in a pair: a state
+    dict must load with `weights_only=True`, which takes none of NumPy's. All else stays.
+    """
+    if type(value) in (tuple, list):
+        return type(value)(map(plain, value))
+    if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
+        made = value.tolist()
+        return tuple(made) if isinstance(made, list) else made
+    return value
 
 
 def number(lr: float | Tensor) -> float:

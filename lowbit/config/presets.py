@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import re
 from collections.abc import Iterator, Mapping
+from numbers import Integral
 from typing import Any
 
 from lowbit import ops
@@ -86,9 +87,9 @@ def scaled(
 
 def checked_numel(min_numel: Any) -> int:
     """The threshold, a number of elements. Raises ValueError unless it is an int of at least 0."""
-    if not isinstance(min_numel, int) or isinstance(min_numel, bool) or min_numel < 0:
+    if not isinstance(min_numel, Integral) or isinstance(min_numel, bool) or min_numel < 0:
         raise ValueError(f"min_numel must be a number of elements, not {min_numel!r}")
-    return min_numel
+    return int(min_numel)
 
 
 def choice(name: Any, *, signed: bool) -> dict[str, Any]:

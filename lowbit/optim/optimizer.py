@@ -16,7 +16,7 @@ from lowbit.optim import docs
 from lowbit.optim.report import Stats
 from lowbit.optim.stats import collect
 from lowbit.optim.stepping import SteppingOptimizer
-from lowbit.optim.warn import warn_of_nearest, warn_of_slow_means
+from lowbit.optim.warn import warn_of_nearest, warn_of_signed_maps, warn_of_slow_means
 from lowbit.state import choose
 from lowbit.state.load import restore
 
@@ -41,6 +41,7 @@ class LowbitOptimizer(SteppingOptimizer):
         if made and not torch.compiler.is_compiling():
             warn_of_nearest(self)
             warn_of_slow_means(self)
+            warn_of_signed_maps(self)
 
     init_state.__doc__ = SteppingOptimizer.init_state.__doc__
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lowbit import ops
 from lowbit.config.hints import warn_once
+from lowbit.config.presets import is_named, known
 from lowbit.optim.report import Stats, percent
 from lowbit.state.slot import Slot
 from lowbit.state.stateful import StatefulOptimizer
@@ -79,6 +80,41 @@ def warn_of_nearest(opt: StatefulOptimizer) -> None:
         f"the next {dtype} value is lost{above}. Omit param_format to get stochastic rounding, or "
         f"use '{dtype}_kahan' or '{dtype}_split16'",
     )
+
+
+def warn_of_signed_maps(opt: StatefulOptimizer) -> None:
+    """Warns, after state was created, of a state without negative values in a format with signs
+    that `state_format` names for all states: half of its codes are never used.
+    """
+    if "signed" in opt.warned:
+        return
+    for group, _, lay in opt.laid_out():
+        never = {slot["name"] for slot in ops.rule(lay.rule)["slots"] if not slot["signed"]}
+        for slot in lay.slots:
+            twin = f"{slot.format}_unsigned"
+            said = group["state_format"]
+            if slot.name not in never or twin not in ops.names("state"):
+                continue
+            if is_named(said, slot.name):  # a choice, as torchao's and bitsandbytes' tables are
+                continue
+            preset = next(
+                (
+                    f", as the preset {entry['name']!r} does"
+                    for entry in known().values()
+                    if entry["signed"]["format"] == slot.format
+                    and entry["unsigned"]["format"] == twin
+                ),
+                "",
+            )
+            others = {kept.name: kept.format for kept in lay.slots if kept.name not in never}
+            warn_once(
+                opt.warned,
+                "signed",
+                f"{slot.name} is never negative and is kept in {slot.format}, which spends one "
+                f"bit of each code on signs. To use it, say "
+                f"state_format={others | {slot.name: twin}}{preset}",
+            )
+            return
 
 
 def loses_slow_mean(slot: Slot, beta: float) -> bool:

@@ -65,7 +65,11 @@ class StatefulOptimizer(Optimizer):
         self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
         # No group entries if they are empty, so that checkpoints without them still load.
         optional = ("overrides", "min_numel")
-        defaults = {k: v for k, v in defaults.items() if k not in optional or v not in (None, {})}
+        defaults = {
+            k: arguments.plain(v)
+            for k, v in defaults.items()
+            if k not in optional or v not in (None, {})
+        }
         self.check_options(defaults)
         super().__init__(params, defaults)
         self._ready = True
@@ -158,6 +162,7 @@ class StatefulOptimizer(Optimizer):
                 and which name belongs to which is unknown.
         """
         if isinstance(param_group, dict):
+            param_group.update(self._plain(param_group))
             arguments.check_params(type(self).__name__, param_group.get("params"))
             arguments.check_group("the parameter group", param_group)
             arguments.warn_of_typos(param_group, self.defaults, self.warned)
@@ -272,9 +277,15 @@ class StatefulOptimizer(Optimizer):
             self.init_state()
             made = super().state_dict()
             made["param_groups"] = [
-                self._with_names(number, group) for number, group in enumerate(made["param_groups"])
+                self._with_names(number, self._plain(group))
+                for number, group in enumerate(made["param_groups"])
             ]
         return made
+
+    def _plain(self, group: dict[str, Any]) -> dict[str, Any]:
+        """The group with its options as Python's: a schedule may have written NumPy's."""
+        options = self.defaults.keys() | arguments.DEFAULTS.keys()
+        return {k: arguments.plain(v) if k in options else v for k, v in group.items()}
 
     def state_of(self, p: Any) -> dict[str, Any]:
         """The state of a parameter or flat shard.

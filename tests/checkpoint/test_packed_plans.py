@@ -217,13 +217,14 @@ def wrote(n=2):
 
 
 def test_results_come_as_they_were(monkeypatch):
-    mine = results(wrote(), {"optim.param_groups": "0a"})
+    mine = results(wrote(), {"optim.param_groups": "0a"}, {("optim.state.0.x", (0,)): "1b"})
     assert mine == wrote() and type(mine[0]) is WriteResult
     there = pickle.dumps(mine)
     assert pickle.loads(there) is mine  # the coordinator has its own
     monkeypatch.setattr(packed_plans, "_SENT", {})
     came = pickle.loads(there)
     assert exactly(list(came), wrote()) and came.groups == mine.groups
+    assert came.samples == mine.samples
     assert type(came[0].storage_data) is Written
 
 
@@ -232,4 +233,4 @@ def test_results_travel_in_few_bytes():
     beside what pickling them as objects sends.
     """
     many = wrote(1000)
-    assert len(pickle.dumps(results(many, {}))) < 0.6 * len(pickle.dumps(many))
+    assert len(pickle.dumps(results(many, {}, {}))) < 0.6 * len(pickle.dumps(many))

@@ -144,10 +144,39 @@ def test_arrays_of_numpy(tmp_path, numpy_save):
     for name in (b"cnumpy.core.multiarray\n", b"cnumpy._core.multiarray\n"):
         assert (name in names) == (name in source)
     # JSON has no place for them.
-    done = run("convert", tmp_path / "a.pt", tmp_path / "s.safetensors")
-    assert (
-        "warning: rng.numpy: is opaque (numpy.ndarray uint32 [624]) and is left out" in done.stderr
-    )
+    error = run("convert", tmp_path / "a.pt", tmp_path / "s.safetensors", code=3).stderr
+    assert "holds arrays of numbers that are not read" in error and "rng.numpy (" in error
+    run("convert", tmp_path / "a.pt", tmp_path / "s.safetensors", "--exclude", "rng*")
+
+
+UNREAD = {
+    "other byte order": np.ones(3, ">f4"),
+    "long double": np.ones(3, np.longdouble),
+    "records": np.zeros(3, dtype=[("a", "f4"), ("b", "i4")]),
+    "masked": np.ma.masked_array(np.ones(3), mask=[0, 1, 0]),
+    "matrix": np.asmatrix(np.eye(2)),
+}
+
+
+@pytest.mark.parametrize("kind", UNREAD)
+def test_arrays_that_cannot_be_read_are_data(tmp_path, kind):
+    """Weights may be arrays: nothing but the user leaves them out."""
+    _, opt = optimizer()
+    torch.save({"optimizer": opt.state_dict(), "x": [UNREAD[kind]]}, tmp_path / "a.pt")
+    for more in ([], ["--to", "lowbit"], ["--container", "safetensors"], ["--container", "dcp"]):
+        error = run("convert", tmp_path / "a.pt", tmp_path / "b", *more, code=3).stderr
+        assert "arrays of numbers that are not read" in error and "(numpy." in error, error
+        assert "--exclude" in error and not (tmp_path / "b").exists()
+    error = run("reshard", tmp_path / "a.pt", tmp_path / "b", "--world-size", "2", code=3).stderr
+    assert "arrays of numbers" in error
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--exclude", "x*")
+
+
+@pytest.mark.parametrize("dtype", ["U1", "S1", "M8[D]", "O"])
+def test_arrays_of_anything_but_numbers_are_left_out(tmp_path, dtype):
+    torch.save({"w": torch.ones(2), "x": np.zeros(2, dtype)}, tmp_path / "a.pt")
+    done = run("convert", tmp_path / "a.pt", tmp_path / "b.pt")
+    assert "x: is opaque (numpy.ndarray [2]) and is left out" in done.stderr
 
 
 def test_other_arrays_differ(tmp_path):
@@ -299,4 +328,4 @@ def test_numpy_in_the_settings_of_a_group(tmp_path):
 def test_an_array_that_is_the_whole_file(tmp_path):
     torch.save(np.arange(3), tmp_path / "a.pt")
     error = run("convert", tmp_path / "a.pt", tmp_path / "b.safetensors", code=3).stderr
-    assert "the whole: is opaque (numpy.ndarray int64 [3])" in error
+    assert "would be without them: the whole (numpy.ndarray int64 [3])" in error

@@ -31,6 +31,8 @@ FOLDERS = {
     "safetensors.flax": ["_CHECKPOINT_METADATA", "default/"],
     "Orbax": ["_METADATA", "manifest.ocdbt", "d/"],
     "checkpoint of Orbax (JAX); restore": ["_METADATA", "params.w/", "opt.mu/"],
+    "known here (it holds _METADATA)": ["_METADATA"],
+    "known here (it holds _METADATA, notes": ["_METADATA", "notes"],
     "Orbax (JAX), one folder for each step; restore": ["0/", "0/_CHECKPOINT_METADATA", "100/"],
     "one folder for each step; restore one": ["default/", "default/_METADATA", "default/d/"],
     "save of Orbax (JAX) that did not finish": ["100.orbax-checkpoint-tmp-17/"],

@@ -119,3 +119,40 @@ def test_frozen_parameters_are_no_reason():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         lowbit.AdamW([("p", p), ("q", q)], param_format="nearest")
+
+
+@pytest.mark.parametrize(
+    "given, advice",
+    [
+        ("dynamic8", "'exp_avg_sq': 'dynamic8_unsigned'}, as the preset '8bit' does"),
+        ("linear7", "{'exp_avg': 'linear7', 'exp_avg_sq': 'linear7_unsigned'}"),
+        (lowbit.scaled("power1_4", block=128), "'exp_avg_sq': 'power1_4_unsigned'}"),
+    ],
+)
+def test_a_second_moment_in_a_signed_map_is_said_once(given, advice):
+    """Half of the codes of a map with signs are never used: one bit is lost."""
+    with pytest.warns(UserWarning, match="spends one bit of each code on signs") as caught:
+        opt = build(state_format=given)
+    assert len(caught) == 1 and caught[0].filename == __file__
+    assert "exp_avg_sq is never negative" in str(caught[0].message)
+    assert advice in str(caught[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        opt.step()
+        opt.load_state_dict(opt.state_dict())
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        *[entry["name"] for entry in lowbit.catalog()["presets"]],
+        {"exp_avg": "dynamic8", "exp_avg_sq": "dynamic8"},
+        "bfloat16",
+        "log8_signed",
+    ],
+    ids=str,
+)
+def test_presets_states_by_name_and_formats_without_a_twin_are_not_warned_of(given):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        build(state_format=given)

@@ -66,7 +66,10 @@ class Unfolder {
     return std::string(rule.module) + "." + std::string(rule.name);
   }
   Value opaque(NodeId id, std::string_view name) const {
-    const auto kind = p_.holds_tensor(id) ? Value::kHolder : Value::kObject;
+    const bool masked = name.starts_with("numpy.ma.") && name.ends_with("_mareconstruct");
+    const auto kind = p_.holds_tensor(id) ? Value::kHolder
+                      : masked            ? Value::kUnreadArray
+                                          : Value::kObject;
     return {.kind = Value::Kind::kOpaque, .integer = kind, .text = std::string(name)};
   }
   /// DeepSpeed's: opaque too, with its two numbers, which place a slice.
@@ -220,6 +223,13 @@ class Unfolder {
     if (p_.is(order, Kind::kString) && p_.text(order) == ">") return "";
     return std::string(p_.text(p_.item(p_.item(id, 1), 0)));
   }
+  /// Whether the dtype at a node is of numbers, also in another machine's byte order, or of records.
+  bool is_of_numbers(NodeId id) const {
+    const GlobalRule* rule = p_.is(id, Kind::kCall) ? p_.global(id) : nullptr;
+    if (rule == nullptr || rule->name != "dtype") return false;
+    const std::string_view code = p_.text(p_.item(p_.item(id, 1), 0));
+    return !code.empty() && std::string_view("bifucV").find(code[0]) != std::string_view::npos;
+  }
   /// Whether a node is bytes(), which is how protocol 2 has no bytes.
   bool is_no_bytes(NodeId id) const {
     return p_.is(id, Kind::kCall) && p_.global(id)->name == "bytes" &&
@@ -279,7 +289,10 @@ class Unfolder {
         }
         text += "]";
       }
-      return array(id, std::move(text));
+      ASSIGN_OR_RETURN(made, array(id, std::move(text)));
+      if (made.integer == Value::kObject && is_of_numbers(p_.item(state, 2)))
+        made.integer = Value::kUnreadArray;
+      return made;
     }
     return opaque(id, name_of(rule));
   }
@@ -345,6 +358,12 @@ bool Value::holds_tensor() const {
   return (kind == Kind::kOpaque && (integer == kTensor || integer == kHolder)) ||
          std::any_of(items.begin(), items.end(),
                      [](const Value& item) { return item.holds_tensor(); });
+}
+
+bool Value::holds_array() const {
+  return (kind == Kind::kOpaque && (integer == kArray || integer == kUnreadArray)) ||
+         std::any_of(items.begin(), items.end(),
+                     [](const Value& item) { return item.holds_array(); });
 }
 
 const Value* Value::find(std::string_view key) const {

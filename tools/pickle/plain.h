@@ -41,9 +41,10 @@ struct Value {
   };
   static constexpr int kMaxDepth = 100;
   /// What `integer` says of a kOpaque: a tensor that is not read (text is its kind), an array of
-  /// numpy that can be written again, an object that holds tensors, in its attributes too, and one
-  /// that a writer made of a dict of attributes, which no reader gives.
-  enum Opaque : uint8_t { kObject, kTensor, kArray, kHolder, kMade };
+  /// numpy that can be written again, an object that holds tensors, in its attributes too, one that
+  /// a writer made of a dict of attributes, which no reader gives, and an array of numbers that
+  /// cannot be written again.
+  enum Opaque : uint8_t { kObject, kTensor, kArray, kHolder, kMade, kUnreadArray };
   /// The text of a kDict that is a yacs CfgNode.
   static constexpr const char* kConfiguration = "yacs.config CfgNode";
   /// The text of a kDict that is a Counter.
@@ -75,6 +76,8 @@ struct Value {
   bool is_unread_tensor() const { return kind == Kind::kOpaque && integer == kTensor; }
   /// Whether one of its opaque objects is a tensor or holds one: data that nothing else has.
   bool holds_tensor() const;
+  /// The same of an array of numbers: a list of weights may be one of numpy's.
+  bool holds_array() const;
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
   /// The value of a text key of a dict; null if the dict has no such key.
   const Value* find(std::string_view key) const;

@@ -101,17 +101,19 @@ std::string name_of(const Leaf& leaf) {
   return leaf.path.empty() ? "the whole" : printable(leaf.name());
 }
 
-/// Leaves that the target would lack, with tensors in them: nothing leaves those out unasked.
-Error would_lose(const Document& document, const std::vector<std::string>& lost, size_t shown,
-                 ContainerKind target) {
+/// Leaves that the target would lack, with tensors or arrays in them: nothing leaves those out
+/// unasked.
+Error would_lose(const Document& document, const std::vector<std::string>& lost, bool tensors,
+                 size_t shown, ContainerKind target) {
   std::string names;
   for (size_t i = 0; i < std::min(lost.size(), shown); ++i)
     names += (i == 0 ? "" : i + 1 == lost.size() ? " and " : ", ") + lost[i];
   if (lost.size() > shown) names += " and " + std::to_string(lost.size() - shown) + " more";
   const bool from_directory = document.manifest->kind == ContainerKind::kDcp;
   const bool keeps = from_directory && target != ContainerKind::kDcp;
-  return bad(printable(document.manifest->path) +
-             ": holds tensors that are not read, and the target would be without them: " + names +
+  return bad(printable(document.manifest->path) + ": holds " +
+             (tensors ? "tensors that are" : "arrays of numbers that are") +
+             " not read, and the target would be without them: " + names +
              "; --exclude PATTERN leaves them out" +
              (keeps ? ", and a directory as the target keeps them" : ""));
 }
@@ -124,6 +126,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
   std::vector<std::string> warnings, lost;
   std::vector<Leaf> kept;
   size_t left_out = 0, places = 0;  // places: of lists, which stay without what was there
+  bool tensors = false;             // among the lost
   for (Leaf& leaf : document.leaves) {
     if (leaf.value.is_writable() && target == ContainerKind::kSafetensors) {
       leaf.value = with_numbers(std::move(leaf.value));
@@ -134,7 +137,8 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
     if (leaf.kind == Leaf::Kind::kOpaque && writable && !copied) {
       leaf.kind = Leaf::Kind::kValue;
     } else if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
-      if (leaf.value.holds_tensor())
+      tensors |= leaf.value.holds_tensor();
+      if (leaf.value.holds_tensor() || leaf.value.holds_array())
         lost.push_back(name_of(leaf) + " (" + opaque_names(leaf.value) + ")");
       if (left_out++ < kShown)
         warnings.push_back(name_of(leaf) + ": is opaque (" + opaque_names(leaf.value) +
@@ -150,7 +154,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
     }
     kept.push_back(std::move(leaf));
   }
-  if (!lost.empty()) return would_lose(document, lost, kShown, target);
+  if (!lost.empty()) return would_lose(document, lost, tensors, kShown, target);
   if (left_out > kShown)
     warnings.push_back(std::to_string(left_out - kShown) +
                        " more opaque values are left out; inspect names them");

@@ -229,7 +229,8 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
                  ": is opaque: " + opaque_names(value) +
                  ", which torch would import and run; nothing was executed. verify --opaque lets "
                  "it pass, and " +
-                 (value.holds_tensor() ? "--exclude" : "convert") + " leaves it out");
+                 (value.holds_tensor() || value.holds_array() ? "--exclude" : "convert") +
+                 " leaves it out");
     }
   }
   return out;

@@ -31,6 +31,7 @@ from torch.distributed.checkpoint.planner import (
 )
 from torch.distributed.checkpoint.storage import WriteResult
 
+from lowbit.checkpoint.storage.state_samples import Samples
 from lowbit.checkpoint.storage.written import Written
 
 # What rows hold of torch's classes. With others, of another version, items are pickled as they are.
@@ -82,11 +83,13 @@ class Results(list[WriteResult]):
     """What a rank wrote, pickled as rows. Where it comes back to the process that it was made in,
     it is this list again.
 
-    `groups` goes with it: the names of its parameter groups' parameters.
+    `groups` goes with it, the names of its parameter groups' parameters,
+    and `samples` of its state.
     """
 
     key = ""
     groups: Mapping[str, str]
+    samples: Samples
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         rows = [
@@ -102,15 +105,17 @@ class Results(list[WriteResult]):
             for r in self
             for at, digest, tiles in (r.storage_data,)
         ]
-        return _received_results, (self.key, rows, self.groups)
+        return _received_results, (self.key, rows, self.groups, self.samples)
 
 
-def results(written: list[WriteResult], groups: Mapping[str, str]) -> list[WriteResult]:
+def results(
+    written: list[WriteResult], groups: Mapping[str, str], samples: Samples
+) -> list[WriteResult]:
     """The same results, to be pickled as rows. Each has a `Written`, and no transforms."""
     if not _KNOWN:
         return written
     out = Results(written)
-    out.key, out.groups = uuid.uuid4().hex, groups
+    out.key, out.groups, out.samples = uuid.uuid4().hex, groups, samples
     _SENT[out.key] = out
     return out
 
@@ -219,7 +224,9 @@ def _numbered(key: str, rows: tuple[tuple[int, int | None], ...]) -> list[WriteI
     return out
 
 
-def _received_results(key: str, rows: _Rows, groups: Mapping[str, str]) -> list[WriteResult]:
+def _received_results(
+    key: str, rows: _Rows, groups: Mapping[str, str], samples: Samples
+) -> list[WriteResult]:
     own = _SENT.get(key)
     if own is not None:
         return own
@@ -231,7 +238,7 @@ def _received_results(key: str, rows: _Rows, groups: Mapping[str, str]) -> list[
         )
         for name, offset, number, size, path, at, length, digest, tiles in rows
     )
-    out.groups = groups
+    out.groups, out.samples = groups, samples
     return out
 
 

@@ -34,6 +34,7 @@ from lowbit.checkpoint.storage.announced_metadata import announce
 from lowbit.checkpoint.storage.group_names import check_group_names, group_names
 from lowbit.checkpoint.storage.packed_plans import numbered, results, sent
 from lowbit.checkpoint.storage.partial_folder import PartialFolder, partial_path
+from lowbit.checkpoint.storage.state_samples import check_state_samples, state_samples
 from lowbit.checkpoint.storage.state_tensors import (
     DTYPES,
     OtherLayout,
@@ -107,8 +108,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
 
     Raises:
         CheckpointError: the folder cannot be written, or the state holds what could not be loaded,
-            or ranks have other parameters in `param_groups` of one name; `dcp.save` raises its
-            `CheckpointException` with it on every rank.
+            or ranks have other parameters in `param_groups` of one name, or other values in an
+            optimizer's state of one name; `dcp.save` raises its `CheckpointException` with it on
+            every rank.
         ValueError: `use_collectives=False`, with which each rank would publish for itself.
 
     >>> dcp.save(state_dict, storage_writer=lowbit.checkpoint.Writer("run/step-1000"))
@@ -229,7 +231,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             if memory & self._memory:  # it was the kept copy, which the next save may have now
                 self._staged = None
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results(written, group_names(planner)))
+        future.set_result(results(written, group_names(planner), state_samples(planner)))
         return future
 
     @contextlib.contextmanager
@@ -319,6 +321,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         made = self._save.folder
         assert made is not None
         check_group_names([getattr(rank, "groups", {}) for rank in results])
+        check_state_samples([getattr(rank, "samples", {}) for rank in results])
         written = {r.index: r.storage_data for rank in results for r in rank}
         metadata.version = VERSION
         lies = made.places({index: said.info for index, said in written.items()})

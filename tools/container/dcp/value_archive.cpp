@@ -8,6 +8,7 @@
 #include "container/common/zip.h"
 #include "io/buffered_file.h"
 #include "io/text.h"
+#include "pickle/numpy_value.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"
 #include "pickle/writer.h"
@@ -217,6 +218,15 @@ class ValueWriter {
     return bad(what_ + ": holds something else where bytes were expected");
   }
 
+  /// What numpy calls a dtype: "f8", "U3".
+  std::string code_of(NodeId dtype) const {
+    return p_.is(dtype, Kind::kCall) ? std::string(p_.text(p_.item(p_.item(dtype, 1), 0))) : "";
+  }
+  /// np.str_ and np.bytes_, which are written as Python's.
+  static bool is_text(const std::string& code) {
+    return code.starts_with('U') || code.starts_with('S');
+  }
+
   Status numpy(NodeId id, const GlobalRule& rule) {
     constexpr const char* kModule = "numpy.core.multiarray";  // which every numpy has for pickles
     const NodeId arguments = p_.item(id, 1);
@@ -226,6 +236,14 @@ class ValueWriter {
       return fine();
     }
     if (rule.name == "scalar") {
+      if (const std::string code = code_of(p_.item(arguments, 0)); is_text(code)) {
+        ASSIGN_OR_RETURN(content, bytes_of(p_.item(arguments, 1)));
+        const Value text = numpy_text(code, content);
+        if (text.is(Value::Kind::kNone)) return bad(what_ + ": holds a text of numpy that is none");
+        if (text.is(Value::Kind::kText)) w_.text(text.text);
+        if (text.is(Value::Kind::kBytes)) w_.bytes(text.text);
+        return fine();
+      }
       ASSIGN_OR_RETURN(of, element(p_.item(arguments, 0)));
       ASSIGN_OR_RETURN(content, bytes_of(p_.item(arguments, 1)));
       if (content.size() != of.bytes)

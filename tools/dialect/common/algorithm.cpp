@@ -322,9 +322,11 @@ Status refuse_subspace(const Model& model, const std::string& whose) {
 }
 
 Error no_optimizer(const Model& model, const std::string& whose) {
+  constexpr size_t kShown = 3;  // LBFGS has hundreds
   std::string names;
+  size_t count = 0;
   const auto add = [&](const std::string& name) {
-    names += (names.empty() ? " (" : ", ") + printable(name);
+    if (count++ < kShown) names += (names.empty() ? " (" : ", ") + printable(name);
   };
   for (const Param& p : model.params) {
     if (p.states.empty()) continue;
@@ -334,6 +336,7 @@ Error no_optimizer(const Model& model, const std::string& whose) {
     }
     break;
   }
+  if (count > kShown) names += " and " + std::to_string(count - kShown) + " more";
   return bad(whose + " has no optimizer that keeps these states" +
              (names.empty() ? "" : names + ")"));
 }

@@ -1,0 +1,98 @@
+"""Samples of the optimizer's state that each rank saves. torch's planner takes equal names for
+copies and keeps one; of ranks whose states differ it would lose all others in silence.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch.distributed.checkpoint.planner import SavePlanner
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+
+from lowbit import sharding
+from lowbit.checkpoint.errors import CheckpointError
+
+_GROUPS, _STATE = "param_groups", "state"
+_TENSORS = 8  # that are looked at, and values of each
+_VALUES = 64
+
+# (name, offsets of this rank's part) -> digest of some of its values
+Samples: TypeAlias = dict[tuple[str, tuple[int, ...]], str]
+
+
+def state_samples(planner: SavePlanner) -> Samples:
+    """Digests of a few state tensors of what a planner saves: the same few on ranks with the same
+    names. None of a planner that does not flatten.
+    """
+    state_dict, paths = getattr(planner, "state_dict", None), getattr(planner, "mappings", None)
+    if not state_dict or not paths:
+        return {}
+    at = {name: tuple(map(str, path)) for name, path in paths.items()}
+    roots = {root for path in at.values() if (root := _root(path, _GROUPS)) is not None}
+    found = [
+        name
+        for name, value in state_dict.items()
+        if isinstance(value, torch.Tensor)
+        and value.numel() > 1
+        and not value.is_meta
+        and _root(at.get(name, ()), _STATE) in roots
+    ]
+    # In an order that says nothing of layers, so that the few are of all of the model.
+    found.sort(key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
+    made = {}
+    for name in found[:_TENSORS]:
+        offsets, sample = _sampled(state_dict[name])
+        if sample is not None:
+            made[name, offsets] = sample
+    return made
+
+
+def _root(path: tuple[str, ...], key: str) -> tuple[str, ...] | None:
+    """Where in a state dict an optimizer lies of which `key` is at a path, nested or flattened."""
+    for i, part in enumerate(path):
+        if part == key or part.startswith(f"{key}."):
+            return path[:i]
+    return None
+
+
+@torch.no_grad()
+def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
+    """The offsets of this rank's part, and a digest of some of its values; None of no values."""
+    offsets: tuple[int, ...] = ()
+    if isinstance(value, DTensor):
+        if any(placement.is_partial() for placement in value.placements):
+            return (), None
+        _, offsets = compute_local_shape_and_global_offset(
+            value.shape, value.device_mesh, value.placements
+        )
+    t = sharding.local(value)
+    if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
+        return offsets, None
+    if t.numel() == 0:
+        return offsets, None
+    at = torch.linspace(0, t.numel() - 1, min(_VALUES, t.numel()), dtype=torch.float64)
+    some = t.detach().reshape(-1)[at.long().to(t.device)].cpu()
+    said = f"{t.dtype} {tuple(t.shape)}".encode() + some.view(torch.uint8).numpy().tobytes()
+    return offsets, hashlib.blake2b(said, digest_size=16).hexdigest()
+
+
+def check_state_samples(ranks: Sequence[Mapping[Any, str]]) -> None:
+    """Raises CheckpointError if ranks have other values in a state of one name."""
+    first: dict[Any, tuple[int, str]] = {}
+    for rank, said in enumerate(ranks):
+        for key, digest in said.items():
+            before, expected = first.setdefault(key, (rank, digest))
+            if digest != expected:
+                name = key[0]
+                raise CheckpointError(
+                    f"ranks {before} and {rank} have other values in {name}, as stages of a "
+                    "pipeline without names and replicas that drifted apart do, and torch keeps "
+                    "those of one rank: the others would be lost. Build optimizers from "
+                    "model.named_parameters(), with names that no other stage has, and save flat "
+                    "names: StateDictOptions(flatten_optimizer_state_dict=True)",
+                    tensor=name,
+                )
