@@ -1,0 +1,323 @@
+"""The pictures of measurements: memory, loss, quality, speed."""
+
+from __future__ import annotations
+
+import functools
+import json
+import pathlib
+import re
+import statistics
+from collections.abc import Callable, Sequence
+
+from matplotlib.axes import Axes
+from pictures import INK, heading, panel, picture
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench" / "results"
+GIB = 1 << 30
+
+# Memory
+
+PARTS = {"weights": INK.plain, "gradients": INK.plainer}
+ROWS = {  # rows of memory.json by what a reader is told
+    "torch AdamW, float32": "torch, float32",
+    "torch AdamW, bfloat16": "torch, bfloat16",
+    "bitsandbytes AdamW8bit": "bitsandbytes or torchao, 8-bit",
+    "lowbit AdamW, 8bit everywhere": "lowbit 8bit, with full_precision=()",
+    "lowbit AdamW, 8bit": "lowbit 8bit",
+    "lowbit AdamW, 4bit": "lowbit 4bit",
+}
+FIRST = [name for name in ROWS if "bfloat16" not in name]
+
+
+def memory_of(axes: Axes, model: str, rows: Sequence[str]) -> None:
+    """Stacked bars: weights, gradients, state; the sum behind each."""
+    counted = json.loads((RESULTS / "memory.json").read_text())[model]["rows"]
+    most = max(sum(counted[name].values()) for name in rows) / GIB
+    for at, name in enumerate(rows):
+        ours = name.startswith("lowbit")
+        begin = 0.0
+        for part, size in counted[name].items():
+            color = PARTS.get(part, INK.ours if ours else INK.other)
+            axes.barh(-at, size / GIB, left=begin, height=0.46, color=color)
+            begin += size / GIB
+        weight = "bold" if ours else "normal"
+        axes.text(0, -at + 0.3, ROWS[name], size=9, weight=weight, va="bottom")
+        gib = f"{begin:.1f} GiB" if most < 100 else f"{begin:,.0f} GiB"
+        behind(axes, begin, -at, gib, weight)
+    axes.set_xlim(0, most * 1.22)
+    axes.set_ylim(-len(rows) + 0.55, 0.75)
+    axes.spines["bottom"].set_visible(False)
+    axes.set_xticks([])
+
+
+def behind(axes: Axes, x: float, y: float, text: str, weight: str, points: float = 4) -> None:
+    """A number behind the end of its bar."""
+    axes.annotate(
+        text,
+        (x, y),
+        (points, 0),
+        textcoords="offset points",
+        va="center",
+        size=9,
+        weight=weight,
+    )
+
+
+def key_of_memory(axes: Axes) -> None:
+    axes.axis("off")
+    axes.set_xlim(0, 1)
+    axes.set_ylim(0, 1)
+    for x, color, name in (
+        (0.0, INK.plain, "weights"),
+        (0.24, INK.plainer, "gradients"),
+        (0.52, INK.other, ""),
+        (0.56, INK.ours, "optimizer state"),
+    ):
+        axes.barh(0.5, 0.035, left=x, height=0.7, color=color)
+        axes.text(x + 0.05, 0.5, name, size=9, va="center", color=INK.muted)
+
+
+def memory_8b() -> None:
+    with picture("memory-8b", "Memory of an 8-billion-parameter Llama under AdamW", 3.3) as figure:
+        heading(figure, "Llama 3.1 8 B under AdamW", "in memory between two steps, on one GPU")
+        key_of_memory(panel(figure, 2.57, 0.2))
+        memory_of(panel(figure, 0.02, 2.5), "Llama 3.1, 8 B", FIRST)
+
+
+def memory_models() -> None:
+    counted = json.loads((RESULTS / "memory.json").read_text())
+    each, gap, rows = 2.8, 0.3, list(ROWS)
+    height = len(counted) * (each + gap) + 0.85
+    with picture("memory-models", "Memory of whole models under AdamW", height) as figure:
+        heading(figure, "Whole models under AdamW", "in memory between two steps")
+        key_of_memory(panel(figure, height - 0.73, 0.2))
+        for at, model in enumerate(counted):
+            bottom = height - 0.8 - (at + 1) * (each + gap)
+            axes = panel(figure, bottom, each)
+            memory_of(axes, model, rows)
+            figure.text(
+                0.04, (bottom + each + 0.08) / height, model, weight="bold", color=INK.muted
+            )
+
+
+# Loss
+
+
+@functools.cache
+def runs(name: str) -> tuple[tuple[float, ...], ...]:
+    """The training losses of a contestant in the study of the small model, a row a seed."""
+    lines = map(json.loads, (RESULTS / "quality.jsonl").read_text().splitlines())
+    return tuple(
+        tuple(line["losses"])
+        for line in lines
+        if (line["study"], line["run"], line["steps"]) == ("0.5 M", name, 1500)
+    )
+
+
+def loss() -> None:
+    drawn = (
+        (
+            "AdamW, 8bit, bfloat16 weights stochastic",
+            "lowbit 8bit, bfloat16 weights",
+            INK.ours,
+            "-",
+        ),
+        ("torch AdamW", "torch AdamW, float32", INK.other, (0, (3, 3))),
+    )
+    with picture("loss", "Training loss under float32 AdamW and under lowbit", 3.3) as figure:
+        heading(
+            figure,
+            "Training loss of a small GPT",
+            "five seeds: their mean, and a band from lowest to highest",
+        )
+        axes = panel(figure, 0.42, 2.28, left=0.1)
+        axes.spines["left"].set_visible(True)
+        for name, label, color, dashes in drawn:
+            seeds = runs(name)
+            steps = [min(1500, 1500 * (i + 1) // len(seeds[0])) for i in range(len(seeds[0]))]
+            means = [statistics.fmean(x) for x in zip(*seeds, strict=True)]
+            low, high = ([f(x) for x in zip(*seeds, strict=True)] for f in (min, max))
+            axes.fill_between(steps, low, high, color=color, alpha=0.3, lw=0)
+            axes.plot(steps, means, color=color, lw=2, ls=dashes, label=label)
+        axes.set_ylim(1.75, 2.95)
+        axes.set_xlim(0, 1500)
+        axes.set_yticks([2, 2.5])
+        axes.set_xticks([0, 500, 1000, 1500])
+        axes.set_xlabel("step; loss in nats per byte", size=9)
+        axes.grid(axis="y", lw=0.6)
+        axes.legend(frameon=False, fontsize=9, handlelength=2.4)
+
+
+# Quality
+
+STUDY = re.compile(r"^## Small model\n(.*?)^## ", re.M | re.S)
+DIFFERENCE = re.compile(r"\*{0,2}([+-]\d\.\d+) ± (\d\.\d+)\*{0,2}")
+FOREST = (  # a heading, what its contestants begin with in docs/quality.md, and what they are not
+    ("AdamW's state", "AdamW, ", ("float32", "8bit, ")),
+    ("bfloat16 weights, 8-bit state", "AdamW, 8bit, bfloat16 weights ", ()),
+    ("changes in the middle of a run", "", ()),
+    ("other optimizers' state", "", ()),
+)
+CHANGES = {
+    "AdamW, 8bit, then 4bit": "8bit, then 4bit",
+    "torch AdamW, then 8bit by lowbit-ckpt": "float32, then 8bit",
+}
+
+
+def differences() -> dict[str, list[tuple[str, float, float]]]:
+    """Differences from float32 state of the same rule, and half of their intervals, by group."""
+    found = STUDY.search((ROOT / "docs" / "quality.md").read_text())
+    assert found is not None
+    groups: dict[str, list[tuple[str, float, float]]] = {title: [] for title, *_ in FOREST}
+    for line in found[1].splitlines():
+        cells = [cell.strip() for cell in line.strip("|").split("|")]
+        shown = DIFFERENCE.fullmatch(cells[4]) if len(cells) == 7 else None
+        if shown is None:
+            continue
+        name, off = cells[0], (float(shown[1]), float(shown[2]))
+        if name in ("torch AdamW, start rounded", "AdamW, float32"):
+            continue
+        if name in CHANGES:
+            group, short = FOREST[2][0], CHANGES[name]
+        elif name.startswith(FOREST[1][1]):
+            group, short = FOREST[1][0], name.removeprefix(FOREST[1][1])
+        elif name.startswith("AdamW, "):
+            group, short = FOREST[0][0], name.removeprefix("AdamW, ")
+        else:
+            group, short = FOREST[3][0], name.replace("Adafactor with momentum", "Adafactor")
+        groups[group].append((short, *off))
+    return groups
+
+
+def quality() -> None:
+    groups = differences()
+    count = sum(map(len, groups.values())) + 1.4 * len(groups)
+    height = 0.185 * count + 1.2
+    with picture("quality", "Loss of each format beside float32 state", height) as figure:
+        heading(
+            figure,
+            "Held-out loss, less that of float32 state",
+            "small GPT, pairs of five seeds, 95 % interval",
+        )
+        axes = panel(figure, 0.45, height - 1.1, left=0.43)
+        axes.axvline(0, color=INK.muted, lw=1)
+        at, inside = 0.0, axes.get_yaxis_transform()
+        for title, rows in groups.items():
+            at -= 1.4
+            axes.text(-0.82, at + 0.1, title, weight="bold", size=9, transform=inside)
+            for name, mean, half in rows:
+                at -= 1
+                worse = mean - half > 0
+                color = INK.bad if worse else INK.ours
+                axes.errorbar(mean, at, xerr=half, fmt="o", ms=4, color=color, capsize=2, lw=1.4)
+                axes.text(
+                    -0.04,
+                    at,
+                    name,
+                    size=8.6,
+                    ha="right",
+                    va="center",
+                    transform=inside,
+                    color=color if worse else INK.ink,
+                )
+        axes.set_ylim(at - 0.8, 0)
+        axes.set_xlim(-0.065, 0.075)
+        axes.set_xticks([-0.05, 0, 0.05], ["-0.05", "0", "+0.05"])
+        axes.grid(axis="x", lw=0.6)
+        axes.text(0, -0.36, "lower loss", size=8.8, color=INK.muted, transform=below(axes, 0.0))
+        axes.text(
+            0, -0.36, "higher", size=8.8, color=INK.muted, ha="right", transform=below(axes, 1.0)
+        )
+
+
+def below(axes: Axes, x: float):
+    """Coordinates in inches below a point of the lower edge."""
+    from matplotlib.transforms import ScaledTranslation
+
+    scale = axes.figure.dpi_scale_trans
+    return scale + ScaledTranslation(x, 0, axes.transAxes)
+
+
+# Speed
+
+GPU = {  # rows of gpu-h100-2.json by what a reader is told
+    "torch fused, float32": "torch fused, float32",
+    "torch fused, bf16 nearest": "torch fused, bfloat16",
+    "bitsandbytes AdamW8bit, bf16 nearest": "bitsandbytes, 8-bit",
+    "torchao AdamW8bit compiled, bf16 stochastic": "torchao, 8-bit, compiled",
+    "lowbit 4-bit, bf16 stochastic": "lowbit 4bit",
+    "lowbit 8-bit, bf16 stochastic": "lowbit 8bit",
+    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": "lowbit 8bit, in a CUDA graph",
+    "copy of the bytes of an 8-bit step": "copy of the bytes of lowbit 8bit",
+}
+CPU = {
+    "bitsandbytes AdamW8bit, bf16 nearest": "bitsandbytes, 8-bit",
+    "torchao AdamW8bit compiled, bf16 stochastic": "torchao, 8-bit, compiled",
+    "lowbit 4-bit, bf16 stochastic": "lowbit 4bit",
+    "lowbit 8-bit, bf16 stochastic": "lowbit 8bit",
+    "torch fused, bf16 nearest": "torch fused, bfloat16",
+    "torch fused, float32": "torch fused, float32",
+    "copy of the bytes of an 8-bit step": "copy of the bytes of lowbit 8bit",
+}
+
+
+def speed_gpu() -> None:
+    (step,) = json.loads((RESULTS / "gpu-h100-2.json").read_text())["step"]
+    found = {row["name"]: row for row in step["rows"]}
+    with picture("speed-gpu", "Time of a step on an H100 beside a copy", 4.35) as figure:
+        heading(
+            figure,
+            "A step of AdamW on an H100",
+            "one tensor of 2^28 values; dark: its bytes at a copy's speed",
+        )
+        axes = panel(figure, 0.05, 3.8)
+        for at, (name, told) in enumerate(GPU.items()):
+            row = found[name]
+            ms, ours = 1e3 * statistics.median(row["seconds"]), name.startswith("lowbit")
+            copied = ms * row["of_copy_speed"]
+            dark, soft = (INK.ours, INK.ours_soft) if ours else (INK.other, INK.plainer)
+            axes.barh(-at, ms, height=0.44, color=soft)
+            axes.barh(-at, copied, height=0.44, color=dark)
+            weight = "bold" if ours else "normal"
+            axes.text(0, -at + 0.28, told, size=9, weight=weight, va="bottom")
+            behind(axes, ms, -at, f"{ms:.2f} ms", weight)
+        axes.set_xlim(0, 9.3)
+        axes.set_ylim(-len(GPU) + 0.6, 0.75)
+        axes.spines["bottom"].set_visible(False)
+        axes.set_xticks([])
+
+
+def speed_cpu() -> None:
+    step = json.loads((RESULTS / "cpu.json").read_text())["step"][0]
+    found = {row["name"]: row for row in step["rows"]}
+    with picture("speed-cpu", "Time of a step on one thread of a CPU", 3.75) as figure:
+        heading(
+            figure,
+            "A step of AdamW on a CPU with AVX-512",
+            "one thread, ns per parameter; every mark to the right is tenfold",
+        )
+        axes = panel(figure, 0.3, 2.95)
+        for at, (name, told) in enumerate(CPU.items()):
+            time, ours = found[name]["ns_per_parameter"], name.startswith("lowbit")
+            axes.hlines(-at, 0.1, time, color=INK.ours if ours else INK.other, lw=2)
+            axes.plot(time, -at, "o", ms=6, color=INK.ours if ours else INK.other)
+            weight = "bold" if ours else "normal"
+            axes.text(0.1, -at + 0.2, told, size=9, weight=weight, va="bottom")
+            behind(axes, time, -at, f"{time:.3g}", weight, 6)
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
+        axes.set_xlim(0.1, 200)
+        axes.set_ylim(-len(CPU) + 0.4, 0.8)
+        axes.grid(axis="x", lw=0.6)
+
+
+PICTURES: dict[str, Callable[[], None]] = {
+    "memory-8b": memory_8b,
+    "memory-models": memory_models,
+    "loss": loss,
+    "quality": quality,
+    "speed-gpu": speed_gpu,
+    "speed-cpu": speed_cpu,
+}
