@@ -4,98 +4,91 @@ from __future__ import annotations
 
 import fnmatch
 import glob
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from lowbit import sharding
 from lowbit.config.overrides import clean_name, remember_names
+from lowbit.config.types import StateFormat
 
 HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
+_Special: TypeAlias = tuple[list[nn.Module], StateFormat | None]
 
 
-def param_groups(model: nn.Module, **options: Any) -> list[dict[str, Any]]:
-    """Named groups for an optimizer: embeddings and output heads keep full-precision state,
-    all else the chosen format.
+def param_groups(
+    model: nn.Module,
+    *,
+    embeddings: StateFormat | None = None,
+    heads: StateFormat | None = None,
+    **options: Any,
+) -> list[dict[str, Any]]:
+    """Named groups for an optimizer: embeddings and output heads, and all else.
 
-    Both are where 8-bit state first costs quality. Rows of rare tokens have zero gradients for many
-    steps and then a large one, and the head sees the same words. Full precision covers the weights
-    of `nn.Embedding` and `nn.EmbeddingBag`, weights tied to them, and `nn.Linear` heads. A head is
-    called lm_head, embed_out, output, head or score; or it is the model's last linear layer and as
-    wide as a vocabulary (`out_features` is some embedding's `num_embeddings`).
+    Embeddings are the weights of `nn.Embedding` and `nn.EmbeddingBag`, and weights tied to them.
+    Heads are `nn.Linear` layers called lm_head, embed_out, output, head or score; or the model's
+    last linear layer, if it is as wide as a vocabulary (`out_features` is some embedding's
+    `num_embeddings`). Both keep the optimizer's `state_format` unless said otherwise: 8-bit state
+    of either was not shown to cost loss, as no block has values of two rows (docs/quality.md).
+    Optimizers with a `rank` step them without a subspace.
 
     Args:
         model: before or after `fully_shard`. Wrappers of DDP, FSDP1 and torch.compile are ignored.
-        options: added to both groups (`lr=...`, `weight_decay=...`).
+        embeddings: the `state_format` of embeddings, such as "float32"; None (default) is the
+            optimizer's.
+        heads: that of heads which are not tied to an embedding; None (default) is the optimizer's.
+        options: added to all groups (`lr=...`, `weight_decay=...`).
 
     Returns:
-        One or two groups with `params` and `param_names`; the second has `full_precision=True`.
-        Parameters that require no gradient are left out. A parameter that FSDP1 flattened
-        (`use_orig_params=False`) is in the first group, whose `full_precision` then names the
-        weights in it.
+        Up to three groups with `params` and `param_names`: all else, embeddings, and heads, or one
+        of both if their formats are the same. Parameters that require no gradient are left out. A
+        parameter that FSDP1 flattened (`use_orig_params=False`) is in the first group, whose
+        `overrides` then name the weights in it.
 
     Raises:
         TypeError: `model` is no module, such as `model.parameters()`.
     """
     _check_model(model, "param_groups")
-    embeddings, heads = _embeddings(model), _heads(model)
-    full_precision = {id(m.weight) for m in (*embeddings, *heads)}
-    inside = sharding.flattened_weights(model, [*embeddings, *heads], clean_name)
-    flattened = [glob.escape(name) for name in inside]
-    groups: list[dict[str, Any]] = [
-        {
-            "params": [],
-            "param_names": [],
-            **({"full_precision": flattened} if flattened else {}),
-            **options,
-        },
-        {"params": [], "param_names": [], "full_precision": True, **options},
-    ]
-    for name, p in model.named_parameters():  # a tied parameter comes once
-        if p.requires_grad:
-            group = groups[id(p) in full_precision]
-            group["params"].append(p)
-            group["param_names"].append(name)
-    for group in groups:
-        remember_names(group["params"], group["param_names"])
-    return [group for group in groups if group["params"]]
+    special = _special(model, embeddings, heads)
+    return _grouped(model, [_flattened(model, special, options)], special, lambda name, p: 0)
 
 
 def muon_param_groups(
-    model: nn.Module, *, adamw: Sequence[str] = (), **options: Any
+    model: nn.Module,
+    *,
+    adamw: Sequence[str] = (),
+    embeddings: StateFormat | None = None,
+    heads: StateFormat | None = None,
+    **options: Any,
 ) -> list[dict[str, Any]]:
     """Named groups for `lowbit.MuonWithAdamW`: hidden matrices are stepped by Muon,
     all else by AdamW.
 
     A hidden matrix is a weight of two dimensions, or of three if it is a batch of matrices such as
-    the experts of a mixture. AdamW steps embeddings and heads, as `param_groups` finds them and
-    with full-precision state, whatever has "embed" in its name, vectors and single rows or columns,
-    and the weights of convolutions.
+    the experts of a mixture. AdamW steps embeddings and heads, as `param_groups` finds them,
+    whatever has "embed" in its name, vectors and single rows or columns, and the weights of
+    convolutions.
 
     Args:
         model: as in `param_groups`.
         adamw: patterns of names (`fnmatch`) that AdamW steps as well, such as those of routers;
             none by default.
+        embeddings: as in `param_groups`.
+        heads: as in `param_groups`.
         options: added to all groups (`lr=...`, `weight_decay=...`).
 
     Returns:
-        Up to three groups with `params`, `param_names` and `use_muon`.
+        Up to four groups with `params`, `param_names` and `use_muon`.
 
     Raises:
         TypeError: `model` is no module, such as `model.parameters()`.
         ValueError: FSDP1 flattened a parameter, or a pattern matches no name.
     """
     _check_model(model, "muon_param_groups")
-    full_precision = {id(m.weight) for m in (*_embeddings(model), *_heads(model))}
     other = {id(p) for m in model.modules() if isinstance(m, _ConvNd) for p in m.parameters(False)}
     patterns = (adamw,) if isinstance(adamw, str) else tuple(adamw)
-    groups: list[dict[str, Any]] = [
-        {"params": [], "param_names": [], "use_muon": True, **options},
-        {"params": [], "param_names": [], "use_muon": False, **options},
-        {"params": [], "param_names": [], "use_muon": False, "full_precision": True, **options},
-    ]
     unmatched = set(patterns)
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
@@ -103,20 +96,77 @@ def muon_param_groups(
                 f"parameter {clean_name(name)!r} is a flat shard of FSDP1, and Muon needs whole "
                 "matrices; use fully_shard"
             )
-        known = clean_name(name)
-        hits = {pattern for pattern in patterns if fnmatch.fnmatch(known, pattern)}
-        unmatched -= hits
-        if not p.requires_grad:
-            continue
-        hidden = _is_matrix(p) and id(p) not in other and "embed" not in known and not hits
-        number = 2 if id(p) in full_precision else 0 if hidden else 1
-        groups[number]["params"].append(p)
-        groups[number]["param_names"].append(name)
+        unmatched -= {pattern for pattern in patterns if fnmatch.fnmatch(clean_name(name), pattern)}
     if unmatched:
         raise ValueError(f"adamw={min(unmatched)!r} matches the name of no parameter")
-    for group in groups:
+
+    def stepped_by_adamw(name: str, p: Tensor) -> int:
+        known = clean_name(name)
+        hit = any(fnmatch.fnmatch(known, pattern) for pattern in patterns)
+        return int(not _is_matrix(p) or id(p) in other or "embed" in known or hit)
+
+    groups = [{"use_muon": use_muon, **options} for use_muon in (True, False)]
+    return _grouped(model, groups, _special(model, embeddings, heads), stepped_by_adamw)
+
+
+def _special(
+    model: nn.Module, embeddings: StateFormat | None, heads: StateFormat | None
+) -> list[_Special]:
+    """The embeddings, and the heads that are not tied to one, with their formats."""
+    found = _embeddings(model)
+    tied = {id(m.weight) for m in found}
+    return [(found, embeddings), ([m for m in _heads(model) if id(m.weight) not in tied], heads)]
+
+
+def _grouped(
+    model: nn.Module,
+    groups: Sequence[Mapping[str, Any]],
+    special: Sequence[_Special],
+    number: Callable[[str, Tensor], int],
+) -> list[dict[str, Any]]:
+    """Those of `groups`, and of embeddings and heads as the last of them is but for their format,
+    that have parameters; `number` says which of `groups` any other parameter is in.
+    """
+    formats: list[StateFormat | None] = []
+    place: dict[int, int] = {}
+    for modules, chosen in special:
+        if chosen not in formats:
+            formats.append(chosen)
+        place |= {id(m.weight): len(groups) + formats.index(chosen) for m in modules}
+    own = [{**groups[-1], "rank": None, **_kept(chosen)} for chosen in formats]
+    made = [{**group, "params": [], "param_names": []} for group in (*groups, *own)]
+    for name, p in model.named_parameters():  # a tied parameter comes once
+        if p.requires_grad:
+            group = made[place[id(p)] if id(p) in place else number(name, p)]
+            group["params"].append(p)
+            group["param_names"].append(name)
+    for group in made:
         remember_names(group["params"], group["param_names"])
-    return [group for group in groups if group["params"]]
+    return [group for group in made if group["params"]]
+
+
+def _flattened(
+    model: nn.Module, special: Sequence[_Special], options: dict[str, Any]
+) -> dict[str, Any]:
+    """The options of a group, with overrides for the weights inside what FSDP1 flattened."""
+    overrides = {
+        glob.escape(name): _kept(chosen)
+        for modules, chosen in special
+        for name in sharding.flattened_weights(model, modules, clean_name)
+        if chosen is not None
+    }
+    return (
+        {**options, "overrides": {**(options.get("overrides") or {}), **overrides}}
+        if overrides
+        else options
+    )
+
+
+def _kept(state_format: StateFormat | None) -> dict[str, Any]:
+    """The options of a group or an override that keep this format."""
+    if state_format is None:
+        return {}
+    return {"full_precision": True} if state_format == "float32" else {"state_format": state_format}
 
 
 def _is_matrix(p: Tensor) -> bool:
