@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from lowbit.gradients.causal_loss import causal_loss
+
 Loss = Callable[[nn.Module], Tensor]
 
 
@@ -187,21 +189,27 @@ def _attention(
 # Models of transformers
 
 
-def causal_step(micro_batch: int, context: int, checkpointing: bool, loss_chunk: int | None) -> Loss:
+def causal_step(
+    micro_batch: int, context: int, checkpointing: bool, loss_chunk: int | None
+) -> Loss:
     """The loss of a causal language model of transformers on a batch of whole sequences."""
-    from lowbit.gradients.causal_loss import causal_loss
 
     def run(model: Any) -> Tensor:
         model.train()
-        model.config.use_cache = False
         with contextlib.suppress(ValueError, AttributeError):
             model.set_attn_implementation("sdpa")
-        model.gradient_checkpointing_disable()
-        if checkpointing:
-            model.gradient_checkpointing_enable(
-                gradient_checkpointing_kwargs={"use_reentrant": False}
-            )
+        checkpoint_layers(model, checkpointing)
         ids = torch.zeros(micro_batch, context, dtype=torch.int64)
         return causal_loss(model, ids, chunk=loss_chunk)
 
     return run
+
+
+def checkpoint_layers(model: Any, on: bool) -> None:
+    """Turns the recomputation of layers on or off, under its name in this transformers."""
+    of_5 = hasattr(model, "activation_checkpointing_enable")
+    word = "activation_checkpointing" if of_5 else "gradient_checkpointing"
+    if on:
+        getattr(model, f"{word}_enable")({"use_reentrant": False})
+    elif getattr(model, f"is_{word}"):
+        getattr(model, f"{word}_disable")()
