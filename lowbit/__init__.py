@@ -36,6 +36,7 @@ from lowbit.config.overrides import override
 from lowbit.config.presets import catalog, scaled
 from lowbit.config.qconfig import qconfig
 from lowbit.gradients.accumulate import accumulate
+from lowbit.gradients.causal_loss import causal_loss
 from lowbit.gradients.clip import clip_grad_norm_, clip_scale
 from lowbit.gradients.reproducible import check_reproducible
 from lowbit.gradients.step_in_backward import step_in_backward
@@ -103,6 +104,7 @@ __all__ = [
     "__version__",
     "accumulate",
     "catalog",
+    "causal_loss",
     "check_reproducible",
     "clip_grad_norm_",
     "clip_scale",

@@ -26,6 +26,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ranks=given.ranks,
             dtype=given.dtype and getattr(torch, given.dtype),
             ema=given.ema,
+            device_memory=given.device_memory,
+            step_in_backward=given.step_in_backward,
+            micro_batch=given.micro_batch,
+            context=given.context,
+            checkpointing=given.checkpointing,
+            loss_chunk=given.loss_chunk,
             **_options(given),
         )
     except (TypeError, ValueError, RuntimeError, OSError, ImportError) as error:
@@ -74,6 +80,13 @@ def _parser() -> argparse.ArgumentParser:
         default=False,
         help="averages of weights, as lowbit.EMA keeps them",
     )
+    add("--device-memory", metavar="SIZE", help="does it fit on one card of this size? 24GiB")
+    add("--context", type=int, metavar="N", help="tokens of a sequence")
+    add("--micro-batch", type=int, default=1, metavar="N", help="sequences of a forward pass (1)")
+    add("--checkpointing", action="store_true", help="layers are recomputed in the backward pass")
+    add("--loss-chunk", type=int, metavar="N", help="positions whose logits exist at once (all)")
+    add("--step-in-backward", action="store_true", help="gradients are freed as they are used")
+    add("--state-memory", metavar="MEMORY", help="the optimizer's state_memory (device)")
     add(
         "--option",
         action="append",
@@ -98,9 +111,8 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
-    own = {
-        name: getattr(given, name) for name in ("state_format", "param_format", "full_precision")
-    }
+    names = ("state_format", "param_format", "state_memory", "full_precision")
+    own = {name: getattr(given, name) for name in names}
     if own["full_precision"] is not None:
         own["full_precision"] = [pattern for pattern in own["full_precision"] if pattern]
     return {**dict(given.option), **{k: v for k, v in own.items() if v is not None}}

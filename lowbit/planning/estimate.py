@@ -17,10 +17,12 @@ from lowbit.optim.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.named import optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
+from lowbit.planning.fit import Setting, fit, parsed
 from lowbit.planning.libraries import COUNT, LIBRARIES, STEP, Library
 from lowbit.planning.models import meta_model
 from lowbit.planning.report import Estimate, Footprint
 from lowbit.state.layout import Layout
+from lowbit.state.memory import is_outside
 from lowbit.state.slot import StateTensor
 
 
@@ -32,10 +34,17 @@ def estimate(
     dtype: torch.dtype | None = None,
     full_precision: bool | Sequence[str] | None = None,
     ema: bool | str = False,
+    device_memory: str | int | None = None,
+    step_in_backward: bool = False,
+    micro_batch: int = 1,
+    context: int | None = None,
+    checkpointing: bool = False,
+    loss_chunk: int | None = None,
+    loss: Callable[[nn.Module], Tensor] | None = None,
     **options: Any,
 ) -> Estimate:
     """What a run will keep in memory and write to a checkpoint,
-    under lowbit and under other libraries.
+    under lowbit and under other libraries, and whether it fits on one card.
 
     The optimizer's own code decides each parameter's state, on the meta device: nothing is
     allocated or stepped, and the model is left as it is. The other libraries' rows are AdamW,
@@ -44,6 +53,11 @@ def estimate(
     Several ranks are those of `fully_shard`: each parameter is split on dimension 0 as torch.chunk
     does, buffers and parameters without dimensions are whole on every rank. A checkpoint is the
     tensors of the model's and the optimizer's state dicts; files add some hundred bytes for each.
+
+    With `device_memory`, `context` or `loss` the result has `fit`: the peaks of forward, backward
+    and step on one card, beside torchao's CPUOffloadOptimizer, bitsandbytes' PagedAdamW8bit and
+    FlashOptim, and what would make lowbit fit. A forward and a backward pass are traced on the meta
+    device for it; what kernels allocate inside themselves is not seen.
 
     Args:
         model: a module on any device, meta included, sharded by `fully_shard` or not; or a
@@ -59,6 +73,17 @@ def estimate(
         ema: True counts the averages of a `lowbit.EMA` too, "float32" those in that format. The
             other libraries' rows then count torch's `AveragedModel`, a copy of the whole model in
             its dtype. False (default) counts none.
+        device_memory: of the card, such as "24GiB" or a number of bytes; None (default) compares
+            with nothing. 0.5 GiB and 5 % of it are kept for CUDA and the allocator's gaps.
+        step_in_backward: whether gradients are freed as by `lowbit.step_in_backward`, and as by the
+            others' own ways; False by default.
+        micro_batch, context: sequences of a forward pass, 1 by default, and tokens of each.
+        checkpointing: whether transformers recomputes each layer in the backward pass; False by
+            default.
+        loss_chunk: positions whose logits exist at once, as in `lowbit.causal_loss`; None (default)
+            computes all at once.
+        loss: for other models than those of transformers: gets the model on the meta device and
+            returns the loss of a micro-batch. None by default.
         options: the optimizer's other arguments (`state_format="4bit"`, `rank=128`,
             `momentum=0.9`).
 
@@ -69,7 +94,7 @@ def estimate(
         TypeError: the model, the optimizer or an option has a wrong type.
         ValueError: as the optimizer's constructor raises it; or the model is wrapped in FSDP1,
             sharded on another dimension, or trains no parameter; or a configuration's model is
-            unknown.
+            unknown; or the fit of several ranks is asked for; or a pass cannot be traced.
         FileNotFoundError, ModuleNotFoundError: a path does not exist,
             or transformers is not installed.
     """
@@ -80,6 +105,9 @@ def estimate(
     groups = _groups(model, full_precision, make)
     if full_precision is not None:
         options["full_precision"] = full_precision
+    asked = not (device_memory is None and context is None and loss is None)
+    if asked and ranks > 1:
+        raise ValueError(f"the fit is that of one card, and the model is on {ranks} ranks")
     weights = _weights(model)
     of_parameter = {id(weight.tensor): weight for weight in weights}
     of_stand_in: dict[nn.Parameter, _Weight] = {}
@@ -87,15 +115,33 @@ def estimate(
         chosen = [of_parameter[id(p)] for p in group["params"]]
         group["params"] = [nn.Parameter(weight.of(dtype)) for weight in chosen]
         of_stand_in |= zip(group["params"], chosen, strict=True)
-    opt = make(groups, **options)
-    if not isinstance(opt, LowbitOptimizer):
-        raise TypeError(f"estimate takes an optimizer of lowbit, not {type(opt).__name__}")
-    layouts = [(of_stand_in[p], lay) for _, p, lay in opt.laid_out()]
+
+    def laid_out(
+        changed: Mapping[str, Any],
+    ) -> tuple[LowbitOptimizer, list[tuple[_Weight, Layout]]]:
+        opt = make([dict(group) for group in groups], **{**options, **changed})
+        if not isinstance(opt, LowbitOptimizer):
+            raise TypeError(f"estimate takes an optimizer of lowbit, not {type(opt).__name__}")
+        return opt, [(of_stand_in[p], lay) for _, p, lay in opt.laid_out()]
+
+    opt, layouts = laid_out({})
     trained = [weight for weight, _ in layouts]
     footprints = {"lowbit": _ours(opt, weights, layouts, dtype, ranks, ema)}
     for name, library in LIBRARIES.items():
         footprints[name] = _theirs(library, weights, trained, dtype, ranks, bool(ema))
     parameters = [weight for weight in weights if weight.parameter]
+    found = None
+    if asked:
+        found = fit(
+            model,
+            dtype,
+            Setting(step_in_backward, micro_batch, context, checkpointing, loss_chunk),
+            None if device_memory is None else parsed(device_memory),
+            loss,
+            lambda changed: _on_card(*laid_out(changed), {**options, **changed}),
+            footprints["lowbit"].weights[0],
+            [(w.values, w.of(dtype).element_size()) for w in trained],
+        )
     return Estimate(
         type(opt).__name__,
         ranks,
@@ -103,6 +149,7 @@ def estimate(
         sum(w.values for w in trained),
         tuple(sorted({str(w.of(dtype).dtype).removeprefix("torch.") for w in parameters})),
         footprints,
+        found,
     )
 
 
@@ -247,13 +294,31 @@ def _ours(
         for _, lay in layouts
     )
     held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
-    formats = {str(f) for g in opt.param_groups for f in [g["state_format"]] if isinstance(f, str)}
-    title = ", ".join([f"lowbit {type(opt).__name__}", *sorted(formats)])
     note = ""
     if any(group["full_precision"] is True for group in opt.param_groups):
         note = "embeddings and output heads keep float32 state; full_precision=() quantizes it"
     averages, kept = _averages([w for w, _ in layouts], ranks, ema) if ema else ((), 0)
-    return Footprint(title, held, grads, state, saved + whole + kept, note, averages)
+    return Footprint(_title(opt), held, grads, state, saved + whole + kept, note, averages)
+
+
+def _title(opt: LowbitOptimizer) -> str:
+    formats = {str(f) for g in opt.param_groups for f in [g["state_format"]] if isinstance(f, str)}
+    return ", ".join([f"lowbit {type(opt).__name__}", *sorted(formats)])
+
+
+def _on_card(
+    opt: LowbitOptimizer, layouts: Sequence[tuple[_Weight, Layout]], options: Mapping[str, Any]
+) -> tuple[str, int, int]:
+    """The title, and the state's bytes on a card of CUDA and in the host's memory."""
+    memory = options.get("state_memory", "device")
+    sizes = [0, 0]
+    for _, lay in layouts:
+        sizes[0] += STEP + _nbytes(lay.identity(0).values())
+        for entry in lay.entries():
+            outside = is_outside(lay, entry, torch.device("cuda"), memory)
+            sizes[outside] += _entry_bytes(entry.shape, entry)
+    title = _title(opt) + ("" if memory == "device" else f", {memory}")
+    return title, sizes[0], sizes[1]
 
 
 def _theirs(

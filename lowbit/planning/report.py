@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from lowbit.planning.fit import Fit
 
 UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
@@ -49,6 +52,7 @@ class Estimate:
     dtypes: tuple[str, ...]  # of the parameters under lowbit
     # By library: "lowbit", "torch_float32", "torch_bfloat16", "torchao_8bit", "bitsandbytes_8bit".
     footprints: dict[str, Footprint]
+    fit: Fit | None = None  # on one card, if it was asked for
 
     def __getitem__(self, library: str) -> Footprint:
         return self.footprints[library]
@@ -89,30 +93,20 @@ class Estimate:
         return [said, *notes]
 
     def __str__(self) -> str:
-        rows = [self._head(), *self._table()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            "  ".join(
-                cell.rjust(w) if i else cell.ljust(w)
-                for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in rows
-        ]
-        return "\n".join([self._title(), "", *lines, "", *self._notes()])
+        lines = _aligned([self._head(), *self._table()])
+        text = "\n".join([self._title(), "", *lines, "", *self._notes()])
+        if self.fit is None:
+            return text
+        said = _aligned(_fit_table(self.fit))
+        return "\n".join([text, "", _fit_title(self.fit), "", *said, "", *_fit_notes(self.fit)])
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
 
-        def cells(row: tuple[str, ...], tag: str) -> str:
-            return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
-
-        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in self._table())
-        notes = "".join(f"<br>{html.escape(note)}" for note in self._notes())
-        return (
-            f"<table><caption>{html.escape(self._title())}</"
-            f"caption><thead><tr>{cells(self._head(), 'th')}</tr></thead><tbody>{body}</tbody></"
-            f"table><small>{notes.removeprefix('<br>')}</small>"
-        )
+        page = _html(self._title(), [self._head(), *self._table()], self._notes())
+        if self.fit is None:
+            return page
+        return page + _html(_fit_title(self.fit), _fit_table(self.fit), _fit_notes(self.fit))
 
     def as_dict(self) -> dict[str, Any]:
         """Numbers in bytes for JSON; lists have an element for each rank."""
@@ -133,7 +127,68 @@ class Estimate:
                 }
                 for library, each in self.footprints.items()
             },
+            **({} if self.fit is None else {"fit": self.fit.as_dict()}),
         }
+
+
+def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
+    """Lines of a table, the first column to the left."""
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    return [
+        "  ".join(
+            cell.rjust(w) if i else cell.ljust(w)
+            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
+        )
+        for row in rows
+    ]
+
+
+def _html(title: str, rows: Sequence[tuple[str, ...]], notes: Sequence[str]) -> str:
+    def cells(row: tuple[str, ...], tag: str) -> str:
+        return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
+
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows[1:])
+    said = "<br>".join(html.escape(note) for note in notes)
+    return (
+        f"<table><caption>{html.escape(title)}</caption><thead><tr>{cells(rows[0], 'th')}</tr>"
+        f"</thead><tbody>{body}</tbody></table><small>{said}</small>"
+    )
+
+
+def _fit_title(fit: Fit) -> str:
+    where = "one card"
+    if fit.device_memory is not None and fit.usable is not None:
+        where = f"a card of {readable(fit.device_memory)}, {readable(fit.usable)} for tensors"
+    return ": ".join(filter(None, [f"Peaks on {where}", str(fit.setting)]))
+
+
+def _fit_table(fit: Fit) -> list[tuple[str, ...]]:
+    first = next(iter(fit.plans.values()))
+    rows = [("", "weights", "state", *first.phases, "peak", "host", "fits")]
+    for name, plan in fit.plans.items():
+        sizes = [plan.weights, plan.state, *map(plan.total, plan.phases), plan.peak, plan.host]
+        answer = "" if fit.usable is None else "yes" if fit.fits(name) else "no"
+        rows.append((plan.title, *map(readable, sizes), answer))
+    return rows
+
+
+def _fit_notes(fit: Fit) -> list[str]:
+    ours = fit.plans["lowbit"]
+    at = ours.phases[ours.worst]
+    notes = [
+        f"lowbit's peak is in {ours.worst}: {readable(at.gradients)} of gradients, and "
+        f"{readable(at.activations)} of activations, operators' results and gradients that still "
+        f"add up; the largest gradient has {readable(fit.largest_gradient)}."
+    ]
+    if fit.changes is None:
+        notes.append(
+            "Nothing that estimate knows makes lowbit fit: take a shorter context, several cards "
+            "(fully_shard), or a larger one."
+        )
+    elif fit.changes:
+        said = ", ".join(f"{name}={value!r}" for name, value in fit.changes.items())
+        notes.append(f"lowbit fits with {said}.")
+    return notes + [f"{plan.title}: {plan.note}" for plan in fit.plans.values() if plan.note]
 
 
 def readable(size: int) -> str:
