@@ -1,4 +1,4 @@
-"""One training from data to weights for every optimizer, wrapper and number of ranks, 20 steps."""
+"""One training from data to weights for every optimizer, wrapper and number of ranks."""
 
 import pytest
 from matrix_cases import WHOLE
@@ -6,6 +6,7 @@ from matrix_cases import WHOLE
 pytestmark = pytest.mark.product
 
 OPTIMIZERS = ("AdamW", "AdamW 4-bit", "Adafactor", "Muon")
+STEPS = 20 if WHOLE else 8
 PLACES = [("DDP", 2), ("FSDP1", 3), ("FSDP2", 4), ("HSDP", 4)]
 if WHOLE:
     PLACES = [(wrapper, n) for wrapper in ("DDP", "FSDP1", "FSDP2") for n in (1, 2, 3, 4)]
@@ -15,7 +16,9 @@ if WHOLE:
 @pytest.fixture(scope="module")
 def alone(pool):
     """What one process without a wrapper has, by optimizer."""
-    return {name: pool.run(1, "exact_worker", "train", "none", name, 20)[0] for name in OPTIMIZERS}
+    return {
+        name: pool.run(1, "exact_worker", "train", "none", name, STEPS)[0] for name in OPTIMIZERS
+    }
 
 
 @pytest.mark.parametrize(
@@ -28,5 +31,5 @@ def alone(pool):
     ],
 )
 def test_every_optimizer(pool, alone, optimizer, wrapper, ranks):
-    found = pool.run(ranks, "exact_worker", "train", wrapper, optimizer, 20)
+    found = pool.run(ranks, "exact_worker", "train", wrapper, optimizer, STEPS)
     assert all(one == alone[optimizer] for one in found)

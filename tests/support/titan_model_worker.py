@@ -12,6 +12,7 @@ TRAINED is the layout that a checkpoint was made under. RUN is
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import json
 import logging
@@ -73,10 +74,48 @@ def import_for_a_cpu() -> None:
         dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
 
 
-def configuration(folder: pathlib.Path, layout: str) -> Any:
-    """torchtitan's `deepseek_v3_debugmodel` with two of its six layers, one dense and one of
-    experts, and lowbit's optimizer.
+def smaller(model: Any) -> Any:
+    """The configuration of a DeepSeek-V3 in a quarter of each size, or less, with two layers, one
+    dense and one of experts. Every weight of experts keeps quantized state.
     """
+    from torchtitan.models.common.rope import ComplexRoPE
+    from torchtitan.models.deepseek_v3 import _build_dsv3_layers
+
+    dim = 64
+    layers = _build_dsv3_layers(
+        n_layers=2,
+        n_dense_layers=1,
+        dim=dim,
+        n_heads=4,
+        q_lora_rank=0,
+        kv_lora_rank=64,
+        qk_nope_head_dim=32,
+        qk_rope_head_dim=16,
+        v_head_dim=32,
+        mscale=0.7,
+        dense_hidden_dim=128,
+        moe_hidden_dim=64,
+        num_experts=8,
+        num_shared_experts=2,
+        router_top_k=3,
+        router_score_func="softmax",
+        attn_backend="flex",
+        moe_comm_backend="standard",
+        non_blocking_capacity_factor=None,
+        rope=ComplexRoPE.Config(dim=16, max_seq_len=LENGTH, scaling="none"),
+    )
+    return dataclasses.replace(
+        model,
+        dim=dim,
+        tok_embeddings=dataclasses.replace(model.tok_embeddings, embedding_dim=dim),
+        norm=dataclasses.replace(model.norm, normalized_shape=dim),
+        lm_head=dataclasses.replace(model.lm_head, in_features=dim),
+        layers=layers,
+    )
+
+
+def configuration(folder: pathlib.Path, layout: str) -> Any:
+    """torchtitan's `deepseek_v3_debugmodel`, smaller, and lowbit's optimizer."""
     from torchtitan.components.checkpointer import CheckpointManager
     from torchtitan.components.metrics import MetricsProcessor
     from torchtitan.config import ParallelismConfig, TrainingConfig
@@ -88,7 +127,7 @@ def configuration(folder: pathlib.Path, layout: str) -> Any:
 
     config = deepseek_v3_debugmodel()
     spec = config.model_spec
-    spec.model.layers = spec.model.layers[:2]
+    spec.model = smaller(spec.model)
     for layer in spec.model.layers:  # FlexAttention has no backward pass on a CPU
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     theirs = spec.parallelize_fn
