@@ -10,8 +10,6 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
 from lowbit import sharding
 from lowbit.checkpoint.errors import CheckpointError
@@ -62,13 +60,10 @@ def _root(path: tuple[str, ...], key: str) -> tuple[str, ...] | None:
 @torch.no_grad()
 def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
     """The offsets of this rank's part, and a digest of some of its values; None of no values."""
-    offsets: tuple[int, ...] = ()
-    if isinstance(value, DTensor):
-        if any(placement.is_partial() for placement in value.placements):
-            return (), None
-        _, offsets = compute_local_shape_and_global_offset(
-            value.shape, value.device_mesh, value.placements
-        )
+    try:
+        offsets = tuple(sharding.part(value, "state").offset)
+    except ValueError:  # placed as no state of ours is
+        return (), None
     t = sharding.local(value)
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
         return offsets, None
