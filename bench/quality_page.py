@@ -13,7 +13,7 @@ import textwrap
 from collections.abc import Iterable
 from typing import Any
 
-from bench import quality_plan, zero_gradients
+from bench import quality_embeddings_page, quality_plan, zero_gradients
 from bench.intervals import Interval, interval
 from bench.page import filled, table
 from bench.quality import ROOT, Lines, best_rate, compared, found, loss
@@ -129,14 +129,15 @@ def page(lines: Lines) -> str:
         ),
         "",
         filled(
-            "**State.** Embeddings, head and small parameters keep float32 state "
-            "(`lowbit.param_groups`), as by default; in models this small they are a larger share "
-            "than in yours. So a format's bytes per parameter are above those of "
-            "[presets.md](presets.md#all-presets)."
+            "**State.** Embeddings, head and small parameters keep float32 state, the former two "
+            'by `lowbit.param_groups(model, embeddings="float32", heads="float32")`; '
+            "[below](#embeddings-and-heads) they do not. So a format's bytes per parameter are "
+            "above those of [presets.md](presets.md#all-presets)."
         ),
     ]
     for name, heading in HEADINGS.items():
         parts += ["", f"## {heading}", "", *section(lines, STUDIES[name])]
+    parts += ["", *quality_embeddings_page.section()]
     if zero_gradients.RESULTS.exists():
         said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
         parts += ["", "## Zero gradients", "", filled(said), "", found]
@@ -488,3 +489,4 @@ def write(lines: Lines, docs: pathlib.Path = ROOT / "docs") -> None:
     presets.write_text(quoted(presets.read_text(), of_presets(lines)))
     for study in STUDIES.values():
         quality_plot.draw(lines, study, docs / picture(study))
+    quality_embeddings_page.draw(docs / quality_embeddings_page.PICTURE)
