@@ -69,11 +69,10 @@ def _parser() -> argparse.ArgumentParser:
         "--full-precision",
         action="append",
         metavar="PATTERN",
-        help=(
-            "parameters of these names keep float32 state; repeatable, and '' is none (embeddings "
-            "and output heads)"
-        ),
+        help=("parameters of these names keep float32 state; repeatable (none)"),
     )
+    add("--embeddings", metavar="FORMAT", help="the state_format of embeddings (--state-format)")
+    add("--heads", metavar="FORMAT", help="the state_format of output heads (--state-format)")
     add(
         "--ema",
         choices=tuple(FORMATS),
@@ -111,7 +110,14 @@ def _option(text: str) -> tuple[str, Any]:
 
 
 def _options(given: argparse.Namespace) -> dict[str, Any]:
-    names = ("state_format", "param_format", "state_memory", "full_precision")
+    names = (
+        "state_format",
+        "param_format",
+        "state_memory",
+        "full_precision",
+        "embeddings",
+        "heads",
+    )
     own = {name: getattr(given, name) for name in names}
     if own["full_precision"] is not None:
         own["full_precision"] = [pattern for pattern in own["full_precision"] if pattern]

@@ -15,9 +15,9 @@ from typing import Any
 
 from bench.measuring.intervals import Interval
 from bench.pages.page import filled, table
+from bench.quality import embeddings_page, zero_gradients
 from bench.quality import plan as quality_plan
 from bench.quality import plot as quality_plot
-from bench.quality import zero_gradients
 from bench.quality.pairs import ENOUGH, difference, reference, runs_of
 from bench.quality.runs import ROOT, Lines, best_rate, found
 from bench.quality.studies import CONTESTANTS, STUDIES, Study
@@ -109,14 +109,15 @@ def page(lines: Lines) -> str:
         ),
         "",
         filled(
-            "**State.** Embeddings, head and small parameters keep float32 state "
-            "(`lowbit.param_groups`), as by default; in models this small they are a larger share "
-            "than in yours. So a format's bytes per parameter are above those of "
-            "[presets.md](presets.md#all-presets)."
+            "**State.** Embeddings, head and small parameters keep float32 state, the former two "
+            'by `lowbit.param_groups(model, embeddings="float32", heads="float32")`; '
+            "[below](#embeddings-and-heads) they do not. So a format's bytes per parameter are "
+            "above those of [presets.md](presets.md#all-presets)."
         ),
     ]
     for name, heading in HEADINGS.items():
         parts += ["", f"## {heading}", "", *section(lines, STUDIES[name])]
+    parts += ["", *embeddings_page.section()]
     if zero_gradients.RESULTS.exists():
         said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
         parts += ["", "## Zero gradients", "", filled(said), "", found]
@@ -466,3 +467,4 @@ def write(lines: Lines, docs: pathlib.Path = ROOT / "docs") -> None:
     presets.write_text(quoted(presets.read_text(), of_presets(lines)))
     for study in STUDIES.values():
         quality_plot.draw(lines, study, docs / picture(study))
+    embeddings_page.draw(docs / embeddings_page.PICTURE)

@@ -58,12 +58,14 @@ def optimizer(
         "state_format": contestant.state,
         "param_format": contestant.weights or "auto",
     }
+    # Of these small vocabularies; bench/quality/embeddings.py asks what they may keep.
+    float32: dict[str, Any] = {"embeddings": "float32", "heads": "float32"}
     if contestant.make == "MuonWithAdamW":
-        groups, split = lowbit.muon_param_groups(model), {"*.qkv.weight": 3}
+        groups, split = lowbit.muon_param_groups(model, **float32), {"*.qkv.weight": 3}
         return lowbit.MuonWithAdamW(groups, split=split, adjust_lr_fn="match_rms_adamw", **options)
     if contestant.make != "Adafactor":
         options["betas"] = study.betas
-    return getattr(lowbit, contestant.make)(lowbit.param_groups(model), **options)
+    return getattr(lowbit, contestant.make)(lowbit.param_groups(model, **float32), **options)
 
 
 def converted(

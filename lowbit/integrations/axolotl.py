@@ -26,7 +26,8 @@ class LowbitArgs(BaseModel):
 
     Attributes:
         lowbit_optimizer: a class of lowbit; "AdamW" by default.
-        lowbit_options: further arguments of that class; none by default.
+        lowbit_options: further arguments of that class, and `embeddings` and `heads` of
+            `lowbit.param_groups`; none by default.
     """
 
     lowbit_optimizer: str = "AdamW"

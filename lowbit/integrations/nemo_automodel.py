@@ -24,6 +24,8 @@ from lowbit.config.overrides import clean_name
 from lowbit.optim.named import optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
+OF_GROUPS = ("embeddings", "heads")  # the options that are those of `lowbit.param_groups`
+
 
 @dataclass
 class LowbitConfig(OptimizerConfig):
@@ -31,13 +33,14 @@ class LowbitConfig(OptimizerConfig):
     `lowbit.param_groups` makes them.
 
     `_target_: lowbit.AdamW` works too, but Automodel passes that class parameters without names:
-    random bits then go by position, and embeddings are quantized.
+    random bits then go by position.
 
     Attributes:
         optimizer: a class of lowbit; "AdamW" by default.
         lr: learning rate; 1e-4 by default, as Automodel's other optimizers have.
         weight_decay: 0.01 by default.
-        options: further arguments of that class (`betas`, `state_format`); none by default.
+        options: further arguments of that class (`betas`, `state_format`), and `embeddings` and
+            `heads` of `lowbit.param_groups`; none by default.
         param_group_overrides: Automodel's, patterns with `lr_mult` and `wd_mult` for its scheduler.
     """
 
@@ -77,6 +80,7 @@ class LowbitConfig(OptimizerConfig):
         options: dict[str, Any] = {
             key: tuple(value) if isinstance(value, list) else value
             for key, value in self.options.items()
+            if key not in OF_GROUPS
         }
         return self._cls(params, lr=self.lr, weight_decay=self.weight_decay, **options)
 
@@ -88,7 +92,8 @@ class LowbitConfig(OptimizerConfig):
         """
         rules = [(re.compile(each.pattern), each) for each in self.param_group_overrides]
         made: list[dict[str, Any]] = []
-        for group in lowbit.param_groups(part):
+        special = {key: self.options[key] for key in OF_GROUPS if key in self.options}
+        for group in lowbit.param_groups(part, **special):
             split: dict[int, dict[str, Any]] = {}
             for name, p in zip(group["param_names"], group["params"], strict=True):
                 number = next(

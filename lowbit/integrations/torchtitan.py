@@ -18,8 +18,8 @@ from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfi
 from lowbit.optim.named import optimizer_named
 from lowbit.optim.param_groups import HEAD_NAMES
 
-# FQNs whose state stays in full precision: torchtitan's embedding and the output heads.
-FULL_PRECISION = r"(^|\.)(tok_embeddings|" + "|".join(HEAD_NAMES) + r")\.weight$"
+# FQNs of torchtitan's embedding and the output heads, for `full_precision=` of `adamw`.
+EMBEDDINGS_AND_HEADS = r"(^|\.)(tok_embeddings|" + "|".join(HEAD_NAMES) + r")\.weight$"
 
 
 class LowbitOptimizers(OptimizersContainer):
@@ -40,7 +40,7 @@ class LowbitOptimizers(OptimizersContainer):
 
 
 def adamw(
-    lr: float = 8e-4, *, full_precision: str | None = FULL_PRECISION, **options: Any
+    lr: float = 8e-4, *, full_precision: str | None = None, **options: Any
 ) -> LowbitOptimizers.Config:
     """A configuration with `lowbit.AdamW` for all parameters,
     and torchtitan's betas (0.9, 0.95) and weight decay 0.1.
@@ -48,8 +48,8 @@ def adamw(
     Args:
         lr: learning rate; 8e-4 by default.
         full_precision: a regular expression; parameters whose name it matches keep float32 state.
-            It must match some parameter. The default matches the embedding and output heads; None
-            makes no such group.
+            It must match some parameter. `EMBEDDINGS_AND_HEADS` matches the embedding and output
+            heads. None (default) makes no such group.
         options: further arguments of `lowbit.AdamW`.
     """
     given = {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, **options}

@@ -13,6 +13,7 @@ from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import lowbit
 from lowbit import sharding
+from lowbit.config.types import StateFormat
 from lowbit.optim.named import optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
@@ -27,17 +28,17 @@ def optimizer(
 
     Groups are the Trainer's, without weight decay for biases and norms. `optimizer.pt` of a Trainer
     that trained with torch's optimizer loads too, by the Trainer or by `lowbit.load_optimizer`: its
-    numbers are those of the Trainer's two groups. Each is split as `lowbit.param_groups` does:
-    embeddings and output head keep full-precision state. Under FSDP1 the optimizer is bound to the
-    model with `export="fp32"`.
+    numbers are those of the Trainer's two groups. Each is split as `lowbit.param_groups` does, so
+    that embeddings and output head may have a format of their own. Under FSDP1 the optimizer is
+    bound to the model with `export="fp32"`.
 
     Args:
         args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW
             the betas and epsilon. With the last, `Trainer` needs the callback
             `ScheduleFreeCallback`, and `lr_scheduler_type="constant"`.
         name: a class of lowbit; "AdamW" by default.
-        options: further arguments of that class (`state_format="4bit"`, `seed=1`);
-            they replace those of `args`.
+        options: further arguments of that class (`state_format="4bit"`, `seed=1`), which replace
+            those of `args`; and `embeddings` and `heads` of `lowbit.param_groups`.
 
     Returns:
         (factory, arguments), as `Trainer` takes them.
@@ -129,12 +130,18 @@ class ScheduleFreeCallback(TrainerCallback):
 
 
 def build(
-    model: nn.Module, *, cls: Callable[..., LowbitOptimizer], weight_decay: float, **options: Any
+    model: nn.Module,
+    *,
+    cls: Callable[..., LowbitOptimizer],
+    weight_decay: float,
+    embeddings: StateFormat | None = None,
+    heads: StateFormat | None = None,
+    **options: Any,
 ) -> LowbitOptimizer:
     """The optimizer of a model, with the groups of `Trainer`."""
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     groups = []
-    for group in lowbit.param_groups(model):
+    for group in lowbit.param_groups(model, embeddings=embeddings, heads=heads):
         for decays in (True, False):
             members = [
                 (name, p)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from lowbit import sharding
 from lowbit.config.overrides import clean_name
+from lowbit.config.types import StateFormat
 from lowbit.optim.ema import EMA_FORMAT, format_of
 from lowbit.optim.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.named import optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
 from lowbit.planning.fit import Setting, fit, parsed
-from lowbit.planning.libraries import COUNT, LIBRARIES, STEP, Library
+from lowbit.planning.libraries import COUNT, LIBRARIES, MOMENTS, STEP, Library
 from lowbit.planning.models import meta_model
 from lowbit.planning.report import Estimate, Footprint
 from lowbit.state.layout import Layout
@@ -33,6 +34,8 @@ def estimate(
     ranks: Any = None,
     dtype: torch.dtype | None = None,
     full_precision: bool | Sequence[str] | None = None,
+    embeddings: StateFormat | None = None,
+    heads: StateFormat | None = None,
     ema: bool | str = False,
     device_memory: str | int | None = None,
     step_in_backward: bool = False,
@@ -68,8 +71,11 @@ def estimate(
             None (default) takes the model's own.
         dtype: of the weights under lowbit, torchao and bitsandbytes, as `model.to(dtype)` casts
             them; None (default) keeps the model's.
-        full_precision: the optimizer's; None (default) groups parameters by
-            `lowbit.param_groups(model)`.
+        full_precision: the optimizer's, which names what keeps float32 state; None (default)
+            names nothing.
+        embeddings: of `lowbit.param_groups`: the `state_format` of embeddings; None (default) is
+            the optimizer's.
+        heads: that of output heads; None (default) is the optimizer's.
         ema: True counts the averages of a `lowbit.EMA` too, "float32" those in that format. The
             other libraries' rows then count torch's `AveragedModel`, a copy of the whole model in
             its dtype. False (default) counts none.
@@ -102,13 +108,14 @@ def estimate(
     if not isinstance(model, nn.Module):
         model, dtype = meta_model(model, dtype), None
     ranks = _count(ranks, model)
-    groups = _groups(model, full_precision, make)
+    groups = _groups(model, make, embeddings=embeddings, heads=heads)
     if full_precision is not None:
         options["full_precision"] = full_precision
     asked = not (device_memory is None and context is None and loss is None)
     if asked and ranks > 1:
         raise ValueError(f"the fit is that of one card, and the model is on {ranks} ranks")
     weights = _weights(model)
+    read = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
     of_parameter = {id(weight.tensor): weight for weight in weights}
     of_stand_in: dict[nn.Parameter, _Weight] = {}
     for group in groups:
@@ -128,7 +135,8 @@ def estimate(
     trained = [weight for weight, _ in layouts]
     footprints = {"lowbit": _ours(opt, weights, layouts, dtype, ranks, ema)}
     for name, library in LIBRARIES.items():
-        footprints[name] = _theirs(library, weights, trained, dtype, ranks, bool(ema))
+        wide = read if library.float32_embeddings else set()
+        footprints[name] = _theirs(library, weights, trained, dtype, ranks, bool(ema), wide)
     parameters = [weight for weight in weights if weight.parameter]
     found = None
     if asked:
@@ -195,15 +203,9 @@ def _weights(model: nn.Module) -> list[_Weight]:
     return parameters + [_Weight(b, False, id(b) in saved) for b in model.buffers()]
 
 
-def _groups(
-    model: nn.Module,
-    full_precision: bool | Sequence[str] | None,
-    make: Callable[..., Any],
-) -> list[dict[str, Any]]:
+def _groups(model: nn.Module, make: Callable[..., Any], **formats: Any) -> list[dict[str, Any]]:
     """The optimizer's groups: those of `lowbit.param_groups`,
-    or one of all parameters that are trained.
-
-    For MuonWithAdamW those of `lowbit.muon_param_groups`.
+    for MuonWithAdamW those of `lowbit.muon_param_groups`.
     """
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
@@ -212,15 +214,10 @@ def _groups(
                 "model before FullyShardedDataParallel wraps it"
             )
     with_muon = isinstance(make, type) and issubclass(make, MuonWithAdamW)
-    groups = muon_param_groups(model) if with_muon else param_groups(model)
-    if not groups:
-        raise ValueError("the model has no parameter that requires a gradient")
-    if full_precision is None:
+    named = muon_param_groups if with_muon else param_groups
+    if groups := named(model, **formats):
         return groups
-    if with_muon:
-        return [{k: v for k, v in g.items() if k != "full_precision"} for g in groups]
-    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
-    return [{"params": [p for _, p in named], "param_names": [name for name, _ in named]}]
+    raise ValueError("the model has no parameter that requires a gradient")
 
 
 def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., Any]:
@@ -294,11 +291,8 @@ def _ours(
         for _, lay in layouts
     )
     held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
-    note = ""
-    if any(group["full_precision"] is True for group in opt.param_groups):
-        note = "embeddings and output heads keep float32 state; full_precision=() quantizes it"
     averages, kept = _averages([w for w, _ in layouts], ranks, ema) if ema else ((), 0)
-    return Footprint(_title(opt), held, grads, state, saved + whole + kept, note, averages)
+    return Footprint(_title(opt), held, grads, state, saved + whole + kept, "", averages)
 
 
 def _title(opt: LowbitOptimizer) -> str:
@@ -328,15 +322,22 @@ def _theirs(
     dtype: torch.dtype | None,
     ranks: int,
     ema: bool,
+    wide: Container[int],
 ) -> Footprint:
+    """`wide`: ids of the parameters whose moments are float32 there."""
     cast = library.dtype or dtype
     bfloat16 = any(w.of(cast).dtype == torch.bfloat16 for w in trained)
     itemsizes = [w.of(cast).element_size() for w in trained]
     state = []
     for rank in range(ranks):
-        sizes = [(w.here(rank, ranks), n) for w, n in zip(trained, itemsizes, strict=True)]
+        sizes = [
+            (w.here(rank, ranks), n)
+            for w, n in zip(trained, itemsizes, strict=True)
+            if id(w.tensor) not in wide
+        ]
         shared = library.shared if any(library.codebooks(values) for values, _ in sizes) else 0
-        state.append(sum(library.state(*size) for size in sizes) + shared)
+        kept = sum(MOMENTS * 4 * w.here(rank, ranks) for w in trained if id(w.tensor) in wide)
+        state.append(sum(library.state(*size) for size in sizes) + shared + kept)
     replicated = (ranks - 1) * len(trained) * library.step_bytes
     held, grads, saved = _model(weights, trained, cast, ranks)
     note = library.note(bfloat16) if ranks > 1 else ""

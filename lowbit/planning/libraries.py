@@ -5,7 +5,7 @@ as torchao 0.18 and bitsandbytes 0.50 allocate them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -31,6 +31,7 @@ class Library:
     codebooks: Callable[[int], bool] = lambda values: False  # whether it needs the shared ones
     shared: int = 0  # bytes of the shared codebooks
     note: Callable[[bool], str] = lambda bfloat16: ""  # on several ranks
+    float32_embeddings: bool = False  # whether nn.Embedding's moments are float32
 
 
 def _torch(values: int, itemsize: int) -> int:
@@ -56,6 +57,16 @@ def _bitsandbytes(values: int, itemsize: int) -> int:
     return MOMENTS * (values + -(-values // BLOCK) * 4)
 
 
+_BITSANDBYTES = Library(
+    "bitsandbytes AdamW8bit",
+    None,
+    _bitsandbytes,
+    step_bytes=0,
+    codebooks=lambda values: values >= QUANTIZED_FROM,
+    shared=MOMENTS * CODEBOOK,  # all parameters use the same two
+    note=lambda bfloat16: "cannot step the parameters of fully_shard",
+)
+
 LIBRARIES = {
     "torch_float32": Library("torch AdamW, float32", torch.float32, _torch),
     "torch_bfloat16": Library("torch AdamW, bfloat16", torch.bfloat16, _torch),
@@ -67,13 +78,9 @@ LIBRARIES = {
             "fails at the first step of bfloat16 shards (torch 2.13)" if bfloat16 else ""
         ),
     ),
-    "bitsandbytes_8bit": Library(
-        "bitsandbytes AdamW8bit",
-        None,
-        _bitsandbytes,
-        step_bytes=0,
-        codebooks=lambda values: values >= QUANTIZED_FROM,
-        shared=MOMENTS * CODEBOOK,  # all parameters use the same two
-        note=lambda bfloat16: "cannot step the parameters of fully_shard",
+    "bitsandbytes_8bit": _BITSANDBYTES,
+    # transformers 5.23 (trainer.py) gives every nn.Embedding 32-bit state under bitsandbytes.
+    "bitsandbytes_8bit_trainer": replace(
+        _BITSANDBYTES, title="bitsandbytes AdamW8bit, under Trainer", float32_embeddings=True
     ),
 }

@@ -50,7 +50,8 @@ class Estimate:
     parameters: int  # values in the whole model
     trained: int  # those that require a gradient
     dtypes: tuple[str, ...]  # of the parameters under lowbit
-    # By library: "lowbit", "torch_float32", "torch_bfloat16", "torchao_8bit", "bitsandbytes_8bit".
+    # By library: "lowbit", "torch_float32", "torch_bfloat16", "torchao_8bit", "bitsandbytes_8bit",
+    # "bitsandbytes_8bit_trainer".
     footprints: dict[str, Footprint]
     fit: Fit | None = None  # on one card, if it was asked for
 

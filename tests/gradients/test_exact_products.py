@@ -1,7 +1,7 @@
 """One training from data to weights for every optimizer, wrapper and number of ranks."""
 
 import pytest
-from matrix_cases import WHOLE
+from selection import WHOLE
 
 pytestmark = pytest.mark.product
 

@@ -358,7 +358,12 @@ def test_groups_of_a_model():
         "router.weight",
         "experts",
     }
-    assert {name for name, (_, full) in found.items() if full} == {"embed.weight", "lm_head.weight"}
+    assert not any(full for _, full in found.values())
+    wide = grouped(lowbit.muon_param_groups(Model(), embeddings="float32", heads="float32"))
+    assert {name for name, (_, full) in wide.items() if full} == {"embed.weight", "lm_head.weight"}
+    assert {n: of_muon for n, (of_muon, _) in wide.items()} == {
+        n: of_muon for n, (of_muon, _) in found.items()
+    }
     assert len(found) == len(list(Model().parameters()))
     routed = grouped(lowbit.muon_param_groups(Model(), adamw=["router.*"]))
     assert routed.pop("router.weight") == (False, False) and found.pop("router.weight")

@@ -330,7 +330,7 @@ def test_wide_rules():
         }
     )
     net["lm_head"].weight = net["tokens"].weight
-    groups = lowbit.param_groups(net, lr=2e-3)
+    groups = lowbit.param_groups(net, lr=2e-3, embeddings="float32")
     assert [g["param_names"] for g in groups] == [["body.weight", "body.bias"], ["tokens.weight"]]
     opt = lowbit.AdamW(groups)
     assert (
@@ -355,6 +355,47 @@ def test_wide_rules():
         [net["body"].weight], state_format={"exp_avg": "dynamic8", "exp_avg_sq": "float32"}
     )
     assert {"exp_avg_dynamic8", "exp_avg_sq"} < set(mixed.state[net["body"].weight])
+
+
+class Untied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.body = nn.Embedding(300, 64), nn.Linear(64, 96)
+        self.head = nn.Linear(96, 300, bias=False)
+
+    def forward(self, x):
+        return self.head(self.body(self.tokens(x)))
+
+
+@pytest.mark.parametrize(
+    "formats, kept",
+    [
+        ({}, ("exp_avg_dynamic8", "exp_avg_dynamic8")),
+        ({"embeddings": "float32"}, ("exp_avg", "exp_avg_dynamic8")),
+        ({"heads": "float32"}, ("exp_avg_dynamic8", "exp_avg")),
+        ({"embeddings": "float32", "heads": "float32"}, ("exp_avg", "exp_avg")),
+        ({"heads": "bfloat16_stochastic"}, ("exp_avg_dynamic8", "exp_avg_bfloat16")),
+        ({"embeddings": "4bit", "heads": "float32"}, ("exp_avg_dynamic4", "exp_avg")),
+        ({"embeddings": "float32", "full_precision": ()}, ("exp_avg", "exp_avg_dynamic8")),
+    ],
+)
+def test_embeddings_and_heads_keep_what_is_said(formats, kept):
+    net = Untied()
+    opt = lowbit.AdamW(lowbit.param_groups(net, **formats))
+    for weight, key in zip((net.tokens.weight, net.head.weight), kept, strict=True):
+        assert key in opt.state[weight]
+    assert "exp_avg_dynamic8" in opt.state[net.body.weight]
+    assert sorted(n for g in opt.param_groups for n in g["param_names"]) == sorted(
+        n for n, _ in net.named_parameters()
+    )
+
+
+def test_embeddings_are_never_stepped_in_a_subspace():
+    net = Untied()
+    opt = lowbit.APOLLO(lowbit.param_groups(net, rank=8), rank=8)
+    for weight in (net.tokens.weight, net.head.weight):
+        assert opt.state[weight]["exp_avg_dynamic8"].shape == weight.shape
+    assert "update_norm" in opt.state[net.body.weight]
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,13 @@ import pickle
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from small_net import bits, model, same, set_grads, train
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
 
 import lowbit
 from lowbit import ops
@@ -120,3 +126,72 @@ def test_state_of_another_format_is_decoded_and_encoded():
         values, full_precision.state[net[0].weight]["exp_avg_bfloat16"].float(), rtol=0.2, atol=2e-3
     )
     assert opt.param_groups[0]["state_format"] == "8bit"
+
+
+WIDE = {"embeddings": "float32", "heads": "float32"}
+
+
+class Words(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.tokens, self.body = nn.Embedding(300, 64), nn.Linear(64, 64)
+        self.head = nn.Linear(64, 300, bias=False)
+
+
+def words_trained(steps, seed=0, opt=None, net=None, **formats):
+    if net is None:
+        torch.manual_seed(seed)
+        net = Words()
+    opt = opt or lowbit.AdamW(lowbit.param_groups(net, **formats), lr=1e-2)
+    for step in range(steps):
+        for i, p in enumerate(net.parameters()):
+            p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(10 * step + i))
+        opt.step()
+    return net, opt
+
+
+@pytest.mark.parametrize("way", ["state dict", "torch file", "directory"])
+def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tmp_path):
+    """And the other way: converted once, and nothing else is changed."""
+    for saved, chosen in ((WIDE, {}), ({}, WIDE)):
+        net, opt = words_trained(3, **saved)
+        fresh = lowbit.AdamW(lowbit.param_groups(net, **chosen), lr=1e-2)
+        if way == "state dict":
+            fresh.load_state_dict(opt.state_dict())
+        else:
+            path = tmp_path / f"{len(saved)}"
+            states = {"model": net.state_dict(), "optimizer": opt.state_dict()}
+            if way == "torch file":
+                torch.save(states, path)
+            else:
+                dcp.save(states, checkpoint_id=path, no_dist=True)
+            lowbit.load_optimizer(fresh, path, model=net)
+        body, kept = opt.state[net.body.weight], fresh.state[net.body.weight]
+        assert body.keys() == kept.keys() and same(body.values(), kept.values())
+        for weight in (net.tokens.weight, net.head.weight):
+            wide, coded = (opt, fresh) if saved else (fresh, opt)
+            kept = coded.state[weight]
+            assert "exp_avg_dynamic8" in kept and "exp_avg" not in kept
+            values = ops.dequantize(
+                kept["exp_avg_dynamic8"], kept["exp_avg_dynamic8_scale"], "dynamic8", 256, 64
+            )
+            largest = values.abs().amax(1, keepdim=True)
+            assert ((values - wide.state[weight]["exp_avg"]).abs() <= 0.02 * largest).all()
+            assert float(fresh.state[weight]["step"]) == 3
+        words_trained(1, opt=fresh, net=net)
+        assert float(fresh.state[net.tokens.weight]["step"]) == 4
+
+
+def test_the_old_choice_loads_its_own_checkpoints_with_plain_dcp(tmp_path):
+    net, opt = words_trained(3, **WIDE)
+    dcp.save({"optim": get_optimizer_state_dict(net, opt)}, checkpoint_id=tmp_path, no_dist=True)
+    again, fresh = words_trained(0, **WIDE)
+    again.load_state_dict(net.state_dict())
+    states = {"optim": get_optimizer_state_dict(again, fresh)}
+    dcp.load(states, checkpoint_id=tmp_path, no_dist=True)
+    set_optimizer_state_dict(again, fresh, states["optim"])
+    assert same(bits(opt), bits(fresh))
+    again, fresh = words_trained(0)
+    states = {"optim": get_optimizer_state_dict(again, fresh)}
+    with pytest.raises(Exception, match=r"Missing key.*tokens\.weight\.exp_avg_dynamic8"):
+        dcp.load(states, checkpoint_id=tmp_path, no_dist=True)

@@ -96,7 +96,11 @@ RULES = {
     "APOLLO": {"rank": 16},
     "APOLLOMini": {},
     "Fira": {"rank": 16},
+    "AdamW, wide": {"embeddings": "float32", "heads": "float32"},
+    "AdamW, wide embeddings": {"embeddings": "bfloat16_stochastic"},
+    "APOLLO, wide heads": {"rank": 16, "heads": "float32"},
     "MuonWithAdamW": {},
+    "MuonWithAdamW, wide": {"embeddings": "float32", "heads": "float32"},
     "ScheduleFreeAdamW": {},
     "AdamW cautious": {"cautious": True},
 }
@@ -105,7 +109,7 @@ RULES = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_state_is_what_the_optimizer_holds_after_a_step(rule, tied):
-    name, options = rule.split()[0], dict(RULES[rule])
+    name, options = rule.replace(",", "").split()[0], dict(RULES[rule])
     model = Model(tied).bfloat16()
     before = copy.deepcopy(model.state_dict())
     said = lowbit.estimate(model, name, **options)
@@ -115,11 +119,9 @@ def test_state_is_what_the_optimizer_holds_after_a_step(rule, tied):
         empty = Model(tied)
     for other in (empty, Model(tied)):
         assert lowbit.estimate(other, name, dtype=torch.bfloat16, **options) == said
-    if "full_precision" in options:
-        groups = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
-    else:
-        named = lowbit.muon_param_groups if name == "MuonWithAdamW" else lowbit.param_groups
-        groups = named(model)
+    formats = {key: options.pop(key) for key in ("embeddings", "heads") if key in options}
+    named = lowbit.muon_param_groups if name == "MuonWithAdamW" else lowbit.param_groups
+    groups = named(model, **formats)
     opt = stepped(model, getattr(lowbit, name)(groups, **options))
     ours = said["lowbit"]
     assert ours.state == (held(opt),)
@@ -129,7 +131,7 @@ def test_state_is_what_the_optimizer_holds_after_a_step(rule, tied):
     assert ours.gradients == (
         size({n: p.grad for n, p in model.named_parameters() if p.grad is not None}),
     )
-    assert bool(ours.note) == ("full_precision" not in options)
+    assert not ours.note
     assert ours.total[0] == ours.weights[0] + ours.gradients[0] + ours.state[0]
     assert ours.checkpoint == size(model.state_dict()) + held(opt)
     assert said.parameters == sum(p.numel() for p in model.parameters())
@@ -184,13 +186,19 @@ def test_other_libraries_hold_what_is_said_of_them(monkeypatch):
     import torchao.optim
 
     monkeypatch.setattr(torch, "compile", lambda run, **options: run)  # torchao's step
+    manager = bitsandbytes.optim.GlobalOptimManager
+    monkeypatch.setattr(manager, "_instance", None)
     for dtype in (torch.float32, torch.bfloat16):
         model = Model().to(dtype)
         said = lowbit.estimate(model)
         trained = [p for p in model.parameters() if p.requires_grad]
+        under_trainer = bitsandbytes.optim.AdamW8bit(trained)
+        under_trainer.mng.register_module_override(model.tokens, "weight", {"optim_bits": 32})
+        monkeypatch.setattr(manager, "_instance", None)  # of the process: others have their own
         real = {
             "torchao_8bit": torchao.optim.AdamW8bit(trained),
             "bitsandbytes_8bit": bitsandbytes.optim.AdamW8bit(trained),
+            "bitsandbytes_8bit_trainer": under_trainer,
         }
         real[f"torch_{dtype}".replace("torch.", "")] = torch.optim.AdamW(trained)
         for name, opt in real.items():

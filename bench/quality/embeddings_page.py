@@ -1,0 +1,140 @@
+"""The section of docs/quality.md on embeddings and heads, and its picture."""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import statistics
+from typing import Any
+
+from bench.measuring.intervals import Interval, interval
+from bench.pages.page import filled, table
+from bench.quality import drift_rows
+from bench.quality import embeddings as runs
+from bench.quality.runs import Lines, found, read
+
+PICTURE = "quality-embeddings.png"
+# The classes of words that are told apart: the loss where such a word is to be said, or was read.
+CLASSES = ("every step", "every 100th", "rarer")
+HEAD = ["state, by its format", "rate", "pairs", "all words", *CLASSES, "after such a rare word"]
+
+
+def settings(lines: Lines) -> Lines:
+    """The lines with the settings of the last one."""
+    return [line for line in lines if line["settings"] == lines[-1]["settings"]]
+
+
+def differences(lines: Lines, kind: str, name: str, times: float) -> list[tuple[Any, Any]]:
+    """The lines of a contestant, each with that of float32 state with its seed."""
+    best = runs.best_rate(lines, kind)
+    if best is None:
+        return []
+    pairs = [
+        [found(lines, runs.Run(kind, n, best * times, seed)) for n in (name, runs.SAME)]  # type: ignore[arg-type]
+        for seed in runs.seeds_of(kind, times)
+    ]
+    return [(own, other) for own, other in pairs if own and other]
+
+
+def marked(pairs: list[tuple[Any, Any]], *keys: str) -> str:
+    """The mean difference of a loss, bold where its interval excludes 0."""
+
+    def value(line: Any) -> float:
+        for key in keys:
+            line = line[key]
+        return math.inf if line is None else line
+
+    made = interval([value(own) - value(other) for own, other in pairs])
+    return f"**{made}**" if made.shown and len(pairs) >= 3 else str(made)
+
+
+def rows(lines: Lines) -> dict[tuple[str, str, float], list[str]]:
+    """The table: by kind, contestant and multiple of the best rate."""
+    made = {}
+    for kind in runs.KINDS:
+        for times in (1.0, 0.5, 2.0):
+            for name in runs.contestants(runs.KINDS[kind]):
+                pairs = differences(lines, kind, name, times)
+                if name == runs.SAME or len(pairs) < 2:
+                    continue
+                made[kind, name, times] = [
+                    f"{kind}: {name}",
+                    f"{pairs[0][0]['lr']:g}",
+                    str(len(pairs)),
+                    marked(pairs, "held_out_loss"),
+                    *(marked(pairs, "said", name) for name in CLASSES),
+                    marked(pairs, "read", CLASSES[-1]),
+                ]
+    return made
+
+
+def section() -> list[str]:
+    lines = settings(read(runs.RESULTS))
+    where, one = lines[0]["machine"], lines[0]["settings"]
+    scratch, tuned = runs.KINDS["untied"].steps, runs.KINDS["untied, fine-tuned"]
+    dates = sorted(line["date"][:10] for line in lines)
+    losses = {
+        kind: [a["held_out_loss"] for a, _ in differences(lines, kind, runs.SAME, 1.0)]
+        for kind in runs.KINDS
+    }
+    ended = "; ".join(f"{k}, {statistics.fmean(x):.3f}" for k, x in losses.items() if x)
+    return [
+        "## Embeddings and heads",
+        "",
+        filled(
+            "**8-bit state is enough for both**, so `lowbit.param_groups` gives them no format of "
+            "their own. 4-bit state of either was not shown to cost loss, but its runs part more "
+            "from float32's. Rows of rare words keep their state: a block ends with its row, so "
+            "that no frequent word's gradient sets a rare word's scale."
+        ),
+        "",
+        filled(
+            f"A GPT of width {one['width']} with a vocabulary of {one['vocabulary']:,} words of "
+            f"Python files, {scratch} steps of {one['batch'] * one['context']} words, the body in "
+            "8 bits and all weights bfloat16 with stochastic rounding. Only the state of the "
+            "embedding, of the head, or of the matrix that is both differs. The cells are the "
+            "held-out loss less that of float32 state for both, in pairs of one seed, with the "
+            "95 % interval: of all words, and of those that come in every step, in every 10th to "
+            "100th, and in fewer; the last cell is the loss where such a rare word was read. "
+            f"Fine-tuned are models of {tuned.base:,} steps, with {tuned.steps} steps on other "
+            "files. Rates are the best ones of float32 state, or a multiple. Mean losses with "
+            f"float32 state: {ended}. {where['cpu']}, {where['isa']}, torch {where['torch']}; "
+            f"{len(lines)} runs, {dates[-1]}; `python -m bench.quality.embeddings`."
+        ),
+        "",
+        *table(HEAD, rows(lines).values()).splitlines(),
+        "",
+        f"![Embeddings and heads: losses]({PICTURE})",
+        "",
+        "### Rows that seldom get a gradient",
+        "",
+        *drift_rows.section(json.loads(drift_rows.RESULTS.read_text())),
+    ]
+
+
+def draw(path: pathlib.Path) -> None:
+    """The differences of all words with their intervals."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    lines = settings(read(runs.RESULTS))
+    there: dict[str, Interval] = {}
+    for kind, name, times in rows(lines):
+        pairs = differences(lines, kind, name, times)
+        label = f"{kind}: {name}" + ("" if times == 1 else f", rate x {times:g}")
+        there[label] = interval([a["held_out_loss"] - b["held_out_loss"] for a, b in pairs])
+    figure, axis = pyplot.subplots(figsize=(9, 1.2 + 0.26 * len(there)))
+    for at, off in enumerate(reversed(there.values())):
+        color = "tab:red" if off.shown == "more" else "tab:green" if off.shown else "tab:blue"
+        axis.errorbar(off.mean, at, xerr=off.half, fmt="o", ms=5, color=color, capsize=3)
+    axis.axvline(0, color="gray", lw=1)
+    axis.set_yticks(range(len(there)), list(reversed(there)), fontsize=8)
+    axis.set_title("held-out loss less that of float32 state, 95 % interval", fontsize=10)
+    axis.set_xlim(-0.25, 0.25)
+    axis.spines[["top", "right"]].set_visible(False)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    pyplot.close(figure)
