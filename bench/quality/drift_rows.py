@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 import lowbit
+from bench import ROOT
 from bench.measuring import machine
 from bench.pages.page import filled, table
 
