@@ -64,7 +64,8 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         metavar="PATTERN",
         help=(
-            "parameters of these names keep float32 state; repeatable, and '' is none (embeddings "
+            "parameters of these names keep float32 state; repeatable, and '' means no "
+            "parameter (embeddings "
             "and output heads)"
         ),
     )
