@@ -34,7 +34,7 @@ def step_folder(folder: str | os.PathLike[str], step: int) -> pathlib.Path:
 
 def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.Path | None:
     """The newest complete checkpoint among the step folders in `folder`,
-    or None if there is none or no such folder.
+    or None if there is no checkpoint or no such folder.
 
     A killed save leaves a folder without `.metadata`, or with files that are too short. Such
     folders are skipped, as are damaged files. Every rank may call this while nothing is written, as

@@ -64,7 +64,7 @@ def bind(
 
     Raises:
         ValueError: a slice does not fit its tensor or parameter; slices overlap; ranks differ in
-            their parameters or leave out elements; a tensor is none of the optimizer's; or `export`
+            their parameters or leave out elements; the optimizer lacks a tensor; or `export`
             cannot express the state.
         RuntimeError: the optimizer was stepped before,
             with the tensors unbound or bound to other elements.
@@ -92,7 +92,7 @@ def bind(
 
 
 def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
-    """What is wrong if there are no slices, or a slice's tensor is none of the optimizer's."""
+    """The error if there are no slices, or the optimizer lacks a slice's tensor."""
     if not slices:
         return (
             "a rank has no flat slices: pass every parameter on every rank, with length=0 where a "
@@ -102,7 +102,7 @@ def _foreign(opt: LowbitOptimizer, slices: list[FlatSlice]) -> str | None:
     missing = [each.name for each in slices if id(each.tensor) not in known]
     return (
         (
-            f"the tensor of flat slice {missing[0]!r} is none of the optimizer's ({len(missing)} "
+            f"the tensor of flat slice {missing[0]!r} is not in the optimizer ({len(missing)} "
             f"of {len(slices)} slices): build the optimizer from the tensors that hold the slices"
         )
         if missing

@@ -23,7 +23,7 @@ class Stage:
     Attributes:
         name: the name of the stage and of its log, FOLDER/NAME.log.
         limit: maximum seconds; the remaining time of the whole run may lower it.
-        command: the command, or a string with the reason why there is none.
+        command: the command, or a string with the reason why it cannot run.
         env: variables added to the environment of this process.
         read: extracts further results for the page from the text of the log.
         after: name of a stage that must have passed before this one runs.

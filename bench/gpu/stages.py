@@ -238,7 +238,7 @@ class Stages:
         return self.stage("profile", 120, command)
 
     def patterns(self) -> Stage:
-        """Compiled for the card that is there."""
+        """Compiled for this machine's card."""
         compiler, out = nvcc(), self.report("patterns")
         if self.choice.rehearse or not compiler:
             return self.stage("patterns", 60, lacking("nvcc"))

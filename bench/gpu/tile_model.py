@@ -52,7 +52,7 @@ def counted(file: pathlib.Path) -> dict[str, dict[str, float]]:
 
 
 def page(report: dict[str, Any]) -> str:
-    """The table, or why there is none."""
+    """The table, or the reason why it is missing."""
     counts = next((s["tiles"] for s in report["stages"] if s.get("tiles")), {})
     cases = [c for s in report["stages"] for c in s.get("result", {}).get("step", [])]
     case = next((c for c in cases if c["workload"] == QUARTER.name), None)

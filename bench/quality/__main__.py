@@ -5,7 +5,7 @@ with several seeds, in pairs with float32 AdamW.
                                               at any time
     python -m bench.quality --minutes 60    # no new run after an hour
     python -m bench.quality --study "10 M" --only "Muon, 8bit"
-    python -m bench.quality --list          # what is there, what is missing, and how long that
+    python -m bench.quality --list          # finished and missing runs, and how long the missing
                                               takes
     python -m bench.quality.zero_gradients  # a minute: the section of that name
     python -m bench.quality --page          # docs/quality.md, its pictures and the table of

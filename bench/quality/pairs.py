@@ -8,7 +8,7 @@ from bench.measuring.intervals import Interval, interval
 from bench.quality.runs import Lines, compared, found, loss
 from bench.quality.studies import CONTESTANTS, Study
 
-ENOUGH = 3  # seeds that are judged; below those of the study, their number is said
+ENOUGH = 3  # seeds for a verdict; with fewer than the study's, the page gives their number
 
 
 def runs_of(lines: Lines, study: Study, name: str) -> dict[int, dict[str, Any]]:

@@ -93,7 +93,7 @@ def killed(folder: str, number: int, given: argparse.Namespace, chance: random.R
 
 def check(folder: str, last: int, given: argparse.Namespace) -> str:
     """What the kill left: "whole", or "whole, and one that is broken".
-    AssertionError where anything else is there.
+    AssertionError if there is anything else.
     """
     path = pathlib.Path(folder, "run")
     checkpoint.verify(path)

@@ -10,6 +10,7 @@
 #include "core/lowrank/fixed.h"
 #include "cuda/library.h"
 #include "ops/ops.h"
+#include "policy/lowrank_plan.h"
 
 namespace lowbit {
 namespace {
@@ -17,25 +18,7 @@ namespace {
 using torch::headeronly::ScalarType;
 
 // Columns of plan and hyper, and the tensors of a matrix; lowbit/step/lowrank_cuda.py writes them.
-enum Column {
-  kRows,
-  kCols,
-  kRank,
-  kTall,
-  kFira,
-  kDraws,
-  kByTensor,
-  kLimits,
-  kMaximize,
-  kFirst,
-  kFirstOfP,
-  kGap,
-  kSeed,
-  kStream,
-  kParamFormat,
-  kExponent,
-  kColumns
-};
+using enum LowRankPlan::Column;
 constexpr int kHypers = 8;
 enum Read { kGrad, kStep, kLr, kReads };
 enum Written {
@@ -76,7 +59,7 @@ LowRankJob job_of(size_t i, const Tensors& read, const Tensors& written, const i
                   const double* hyper, const Device& device) {
   const Tensor* const in = &read[i * kReads];
   const Tensor* const out = &written[i * kWrites];
-  for (const Column c : {kTall, kFira, kDraws, kByTensor, kLimits, kMaximize})
+  for (const LowRankPlan::Column c : {kTall, kFira, kDraws, kByTensor, kLimits, kMaximize})
     STD_TORCH_CHECK(row[c] == 0 || row[c] == 1, kOp, ": the plan of matrix ", i, " is none");
   STD_TORCH_CHECK(row[kRows] >= 0 && row[kCols] >= 1 && row[kRank] >= 1 && row[kGap] >= 1 &&
                       row[kFirst] >= 0 && row[kFirstOfP] >= 0 && row[kParamFormat] >= 0 &&

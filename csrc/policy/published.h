@@ -6,8 +6,9 @@
 namespace lowbit {
 
 /// "presets": [{"name", "signed", "unsigned"}, ...], "thresholds": {...}, "slow_mean": "...",
-/// "blocks": [...], "wrapper_prefixes": [...], "plan": {...}, "workspace": {...}. What a preset leaves
-/// to the format is left out.
+/// "blocks": [...], "wrapper_prefixes": [...], "mean_addends": the most addends of an exact mean,
+/// "plan": {...}, "lowrank_plan": [names of columns], "workspace": {...}. What a preset leaves to the
+/// format is left out.
 json::Fields policy_fields();
 
 }  // namespace lowbit

@@ -216,7 +216,7 @@ class Checkpoint:
             A bytearray of prod(shape) * itemsize bytes, row-major, in the dtype of `tensor`.
 
         Raises:
-            ValueError: `tensor` is none of `state.own`, or the box is not inside it.
+            ValueError: `tensor` is not in `state.own`, or the box is not inside it.
             CheckpointError: the bytes cannot be read, or a checksum does not hold.
         """
         _ = self.model

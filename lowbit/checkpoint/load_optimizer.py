@@ -44,7 +44,7 @@ def load_optimizer(
     wrote it; float moments are quantized on the way.
 
     Each rank reads only the rows of its own shards, piece by piece and without executing anything,
-    into the state that is there: nothing else is in memory. Where state is kept under scales of
+    into the existing state: nothing else is in memory. Where state is kept under scales of
     whole rows, columns or tensors, every rank must call this, since the scales are shared.
 
     Args:
@@ -72,7 +72,7 @@ def load_optimizer(
             that name; a parameter has no state there, or state of an unknown layout; or it cannot
             be known which parameter is which. Nothing was changed.
         CheckpointError: the checkpoint is damaged. Where that shows only while values are read,
-            some of them are loaded already: load another checkpoint, or build the optimizer anew.
+            some of them are loaded already: load another checkpoint, or build a new optimizer.
         FileNotFoundError: there is nothing at `path`.
         ImportError: lowbit was built without its checkpoint module.
     """

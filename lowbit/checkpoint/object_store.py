@@ -19,7 +19,7 @@ from lowbit.checkpoint.paths import Path, bytes_of
 
 StorageOptions = Mapping[str, Any] | None
 MISSING, OBJECT, FOLDER = range(3)
-# By what a store tells that an object was written anew, the surest first.
+# Fields that change when an object is replaced, the surest first.
 VERSIONS = (
     "ETag",
     "etag",
@@ -34,7 +34,7 @@ VERSIONS = (
 
 
 class Entry(NamedTuple):
-    """What a store tells of an object, or of the folder that its name is the beginning of."""
+    """What a store reports about an object, or about a folder whose entries begin with the name."""
 
     name: str
     kind: int
@@ -113,7 +113,7 @@ class Location:
         return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in url)
 
     def info(self, name: str) -> Entry:
-        """What is there now; MISSING where nothing is."""
+        """The entry now; its kind is MISSING if there is none."""
         try:
             self.fs.invalidate_cache(self.at(name))
             said = self.fs.info(self.at(name))

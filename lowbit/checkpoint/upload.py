@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.native import native
 from lowbit.checkpoint.object_store import (
     FOLDER,
     MISSING,
@@ -35,12 +36,12 @@ HEADS = (b"PK", b"\x80", b"<!doctype")
 
 
 class Upload:
-    """A checkpoint on its way to a URL.
+    """A checkpoint that is being written to a URL.
 
     Objects of data come first, under names that no object there has, so that they change nothing
-    that a reader sees. `.metadata` is one object, and put last: with it the checkpoint is there, or
-    is another one. What an older checkpoint had is removed after that. Who is killed before leaves
-    objects that nothing names; the next write to the URL removes them.
+    that a reader sees. `.metadata` is one object and is put last: it makes the checkpoint visible,
+    or replaces the old one. What an older checkpoint had is removed after that. A process that is
+    killed before leaves objects that nothing names; the next write to the URL removes them.
 
     Raises:
         CheckpointError: the URL may not be replaced, or cannot be written.
@@ -122,7 +123,8 @@ class Upload:
                 raise failed(self.location.url_of(name), "remove it", error) from error
 
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes | None) -> None:
-        """The last step.
+        """Makes the checkpoint visible, in the order of `publication` in
+        tools/io/checkpoint_folder.h.
 
         Args:
             data: the objects that are there already, and their bytes.
@@ -137,18 +139,15 @@ class Upload:
                     f"{self.location.url_of(name)}: {size} bytes were written, and {found} is "
                     "there; the checkpoint was not published"
                 )
-        # Digests of another checkpoint would call this one damaged: without them it loads.
-        replaced = INDEX in there or any(map(RANK.fullmatch, there))
-        if DIGESTS in there and (replaced or digests is None):
-            self._remove([DIGESTS])
-        if digests is not None and not replaced:
-            self._pipe(DIGESTS, digests)
-        self._pipe(INDEX, index)
-        if digests is not None and replaced:
-            self._pipe(DIGESTS, digests)
-        self._remove(
-            [n for n in there if (DATA.fullmatch(n) and n not in data) or RANK.fullmatch(n)]
-        )
+        contents = {INDEX: index, DIGESTS: digests or b""}
+        # A checkpoint's names are ASCII.
+        known = json.dumps([name for name in there if name.isascii()])
+        steps = native().publication(known, json.dumps(list(data)), digests is not None)
+        for puts, name in json.loads(steps):
+            if puts:
+                self._pipe(name, contents[name])
+            else:
+                self._remove([name])
 
     def folder(self, local: str) -> None:
         """A whole directory of torch.distributed.checkpoint from the local disk."""

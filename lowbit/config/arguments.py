@@ -179,7 +179,7 @@ def check_shared(group: Mapping[str, Any]) -> None:
     """Checks what every optimizer takes of torch's options, as torch checks it.
 
     Raises:
-        TypeError: the learning rate is no number, or a flag is none.
+        TypeError: the learning rate is not a number, or a flag is not a bool.
         ValueError: it is out of range, or a step is to be differentiable.
         RuntimeError: two implementations are asked for.
     """
@@ -315,7 +315,7 @@ def real(name: str, value: Any) -> float:
     """A number, or a tensor of one, as a float.
 
     Raises:
-        TypeError: it is none, such as "1e-8", which YAML reads as a string.
+        TypeError: it is not a number, such as "1e-8", which YAML reads as a string.
     """
     if isinstance(value, Tensor):
         one = value.numel() == 1

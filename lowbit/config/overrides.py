@@ -37,7 +37,7 @@ def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | 
     the names of their whole group.
 
     The parameters may be any part of a group of `lowbit.param_groups` in any order, as torch's
-    ZeroRedundancyOptimizer passes them. None if they are not known to be such a part.
+    ZeroRedundancyOptimizer passes them. None if they are not known to be part of a group.
     """
     said, made = tuple(names), []
     for p in params:

@@ -195,7 +195,7 @@ def slot_formats(
     if by_name and (unknown := set(state_format) - set(slots)):
         raise ValueError(f"state_format names {sorted(unknown)}, but {rule} keeps {list(slots)}")
     if not slots and not by_name:
-        choice(state_format, signed=True)  # a word that is no format is none here either
+        choice(state_format, signed=True)  # refuses unknown words
     made = {}
     given: Any = state_format
     for name, signed in slots.items():
@@ -287,6 +287,7 @@ def catalog() -> dict[str, Any]:
             unless `state_format` names the state or is "float32".
         `blocks`: the lengths that a block may have.
         `wrapper_prefixes`: the prefixes that `clean_name` removes from a parameter's name.
+        `mean_addends`: the most addends of an exact mean.
         `isas`: instruction sets that this processor runs, best last.
         `isa`: the instruction set in use.
     """

@@ -202,8 +202,8 @@ class Sums:
         self.parts, self.device = {}, None
         home = device
         if group is not None:
-            # By the group alone: parameters may lie elsewhere on another rank, or it has none,
-            # and all meet on one backend.
+            # By the group alone: parameters may lie on another device on another rank,
+            # or it has none, and all meet on one backend.
             there = sharding.host_device([group], sharding.device_of(group))
             device = device if device.type == there.type else there
             home = home if joined else device

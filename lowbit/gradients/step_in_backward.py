@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from lowbit import sharding
 from lowbit.gradients import hooks as places
 from lowbit.gradients.clip import Sums, divisor_for
+from lowbit.optim.one_step import Step
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.step.presence import is_cut_batch, waits_for_others
 from lowbit.step.versions import raise_versions, versioned
@@ -190,7 +191,8 @@ class InBackward:
                 self._sums.add(p)
             if self.scaler is not None:
                 found = self._look(p, found)
-        self.opt.step_params([(self._groups[p], p) for p in params], self._scale(), found)
+        step = Step(self.opt, self._scale(), found)
+        self.opt.step_params([(self._groups[p], p) for p in params], step)
         raise_versions(versioned(params))
         self.opt.stepped_early.update(params)
         for p in params:

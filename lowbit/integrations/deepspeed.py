@@ -54,7 +54,7 @@ def bind(engine: Any, *, export: str | None = None) -> None:
             those of torch's AdamW do. None (default) keeps the quantized state.
 
     Raises:
-        TypeError: the engine's optimizer is none of lowbit's.
+        TypeError: the engine's optimizer is not one of lowbit's.
         ValueError: what is configured cannot be served, such as NVMe offload;
             or the rule needs whole matrices.
         RuntimeError: the optimizer was stepped before.

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from lowbit.ops.library import number, operators
+from lowbit.ops.library import number, operators, policy
 
 
 def accumulate(
@@ -53,7 +53,7 @@ def exact_powers(grads: Sequence[Tensor], power: int) -> Tensor:
     return operators.exact_powers(grads, power)
 
 
-MAX_ADDENDS = 4095  # of a mean: kMaxTerms of csrc/core/mean_bins.h
+MAX_ADDENDS: int = policy("mean_addends")
 
 
 def mean_add(words: Sequence[Tensor], addends: Sequence[Tensor], terms: int) -> None:

@@ -72,8 +72,8 @@ def entries(kind: str) -> Sequence[Mapping[str, Any]]:
 
 
 def policy(what: str) -> Any:
-    """What csrc/policy decides about parameters: "presets", "thresholds", "slow_mean", "blocks" or
-    "wrapper_prefixes". Shared: only to be read.
+    """What csrc/policy decides about parameters: "presets", "thresholds", "slow_mean", "blocks",
+    "wrapper_prefixes" or "mean_addends". Shared: only to be read.
     """
     return registered()[what]
 

@@ -39,7 +39,7 @@ def step(
         plan: int64 CPU [n, columns], a row for each parameter as `plan_row` makes it.
         phase: 0 .. `Layout.phases`. Each but the last measures something into `workspace`, which
             the caller reduces over the shards before the next; the last updates.
-        workspace: of `workspace()`; empty where there is one phase.
+        workspace: the tensors of `workspace()`; empty for a step of one phase.
         hyper: as the catalog lists them for the rule; `lr`, a tensor of one element,
             takes the place of `hyper[0]`.
         grad_scale: gradients are divided by it.

@@ -133,13 +133,13 @@ def _check_param(name: str, p: Tensor, of_model: bool) -> None:
     if sharding.is_flat(p):
         raise ValueError(
             f"parameter {name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), which hides "
-            "its shape and its place; EMA takes plain parameters and those of fully_shard: shard "
-            "with fully_shard, or keep the average of a copy of the model that is not wrapped"
+            "its shape and its placement; EMA takes plain parameters and those of fully_shard: "
+            "shard with fully_shard, or keep the average of a copy of the model that is not wrapped"
         )
     if hasattr(p, "ds_tensor"):
         raise ValueError(
             f"parameter {name!r} is partitioned by DeepSpeed's ZeRO-3, which leaves an empty "
-            "tensor in its place; take stage 1 or 2, or fully_shard"
+            "tensor instead of it; take stage 1 or 2, or fully_shard"
         )
     if p.is_meta:
         raise ValueError(

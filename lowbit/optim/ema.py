@@ -47,7 +47,7 @@ class EMA:
     Args:
         params: the model, after `fully_shard` and on its device; or, if no parameter is a DTensor,
             parameters or (name, parameter) pairs. Parameters are float32, bfloat16 or float16.
-            Random bits go by names, or by numbers where there are none.
+            Random bits follow names, or numbers where parameters have no names.
         decay: the share of the average that an update keeps, in [0, 1); 0.999 by default.
             `ema.decay` may be set between updates, by a schedule.
         state_format: "bfloat16_stochastic" (default, 2 bytes for each parameter) or "float32" (4
@@ -168,9 +168,9 @@ class EMA:
 
     @torch.no_grad()
     def copy_to(self) -> None:
-        """Writes the averages into the model's weights, for good.
+        """Overwrites the model's weights with the averages.
 
-        With split or Kahan weights, build the optimizer anew afterwards: it keeps correction bits
+        With split or Kahan weights, build a new optimizer afterwards: it keeps correction bits
         of the weights of before.
 
         Raises:
@@ -255,8 +255,8 @@ class EMA:
 
         Raises:
             RuntimeError: it is called within `average_parameters`.
-            ValueError: the state dict is none of these, has other names, a tensor of another shape
-                or of integers, or a number of updates that is none.
+            ValueError: the state dict is of another kind, has other names, a tensor of another
+                shape or of integers, or an invalid number of updates.
         """
         self._refuse_within("load_state_dict")
         found, own = _saved(state_dict)
@@ -314,7 +314,7 @@ class EMA:
 
 
 def format_of(state_format: Any) -> torch.dtype:
-    """The dtype of averages in a format of EMA. Raises ValueError if it is none."""
+    """The dtype of averages in a format of EMA. Raises ValueError for any other name."""
     if isinstance(state_format, str) and state_format in FORMATS:
         return FORMATS[state_format]
     why = (

@@ -93,7 +93,7 @@ class LowRankOptimizer(MatrixOptimizer):
                 step_groups[where] = StepGroup(work.group, work.lay)
             lowrank.add_inner(step_groups[where], work)
         for where, step_group in step_groups.items():
-            table = self._plan((where, id(step_group.rows[0][1])), step_group)
+            table = self.plan_of((where, id(step_group.rows[0][1])), step_group)
             hyper = self.hyper(step_group.group, step_group.rule)
             step_group.bind(table, hyper, found_inf=found_inf, seed=step_group.group["seed"])
         return list(step_groups.values())

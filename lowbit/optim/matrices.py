@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowbit.optim.one_step import Step
 from lowbit.optim.optimizer import LowbitOptimizer
-from lowbit.step.group import StepGroup
 
 
 class MatrixOptimizer(LowbitOptimizer):
@@ -22,20 +22,14 @@ class MatrixOptimizer(LowbitOptimizer):
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "adamw"
 
-    def step_params(
-        self,
-        params: Iterable[tuple[int, Any]],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
-    ) -> list[StepGroup]:
+    def step_params(self, params: Iterable[tuple[int, Any]], step: Step) -> None:
         matrices: list[tuple[int, Any]] = []
         plain: list[tuple[int, Any]] = []
         for number, p in params:
             (matrices if self.layouts[p].in_passes else plain).append((number, p))
-        step_groups = super().step_params(plain, grad_scale, found_inf)
+        super().step_params(plain, step)
         if matrices:
-            self._update_uncompiled(matrices, grad_scale, found_inf)
-        return step_groups
+            self._update_uncompiled(matrices, step.grad_scale, step.found_inf)
 
     # torch.compiler.disable, which would import the compiler with this module
     @torch._disable_dynamo

@@ -89,7 +89,7 @@ class LowbitOptimizer(SteppingOptimizer):
                 of several saved groups that differ in a setting, which then stays as it is.
 
         Raises:
-            TypeError, ValueError: a group's setting is none of this optimizer,
+            TypeError, ValueError: this optimizer has no such setting of a group,
                 such as another number of betas.
             ValueError: the groups differ, names contradict positions, or a layout is unknown;
                 the message has what to do.

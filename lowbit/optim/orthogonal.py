@@ -87,7 +87,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
         here: dict[torch.device, list[Matrix]] = {}
         for number, p in params:
             lay: Any = self.layouts[p]
-            value = self._local(p, lay)
+            value = self.local_shard(p, lay)
             owners = self._owners_of(p)
             group, state = self.param_groups[number], self.state[p]
             made = Matrix(number, group, p, lay, state, owners)  # type: ignore[arg-type]
@@ -102,7 +102,7 @@ class OrthogonalOptimizer(MatrixOptimizer):
             def bind(
                 step_group: StepGroup, where: Any, ratio: float | None, skip: Tensor | None = skip
             ) -> None:
-                table = self._plan(("muon", *where), step_group)
+                table = self.plan_of(("muon", *where), step_group)
                 self._bind_half(step_group, table, ratio, grad_scale, skip)
 
             run(matrices, bind, skipped)
@@ -152,9 +152,9 @@ class OrthogonalOptimizer(MatrixOptimizer):
         Only the first takes what is to be done to gradients, and only the second the learning rate.
         """
         if ratio is not None:
-            hyper, options = self._options(step_group, None, found_inf)
+            hyper, options = self.call_options(step_group, None, found_inf)
             hyper[2] = ratio
             step_group.bind(table, hyper, **{**options, "maximize": False})
         else:
-            hyper, options = self._options(step_group, grad_scale, found_inf)
+            hyper, options = self.call_options(step_group, grad_scale, found_inf)
             step_group.bind(table, hyper, **{**options, "lr": None})

@@ -218,10 +218,10 @@ class ScheduleFreeAdamW(LowbitOptimizer):
                 group.update(_next(group)[2])
         return loss
 
-    def _options(
+    def call_options(
         self, step_group: StepGroup, grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> tuple[list[float], dict[str, Any]]:
-        hyper, options = super()._options(step_group, grad_scale, found_inf)
+        hyper, options = super().call_options(step_group, grad_scale, found_inf)
         return hyper, {**options, "lr": None}  # in `hyper`, with the warm-up
 
 

@@ -43,7 +43,7 @@ def collect(opt: SteppingOptimizer, probe: bool) -> Stats:
         for p, _ in lacking:
             p.grad = None
         if probe:
-            # the next step asks anew: its gradients need not be those of the probe
+            # the next step asks again: its gradients may differ from the probe's
             opt.forget_step()
     warn_of_loss(opt, made)
     return made
@@ -66,7 +66,7 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
             "states": {},
         }
         counted = {slot.name: use_of_codes(lay, slot, state) for slot in lay.slots}
-        # Of a flat shard's parameter other ranks may have a gradient, and need this one.
+        # Other ranks may have a gradient of a flat shard's parameter, and need this rank.
         wanted = not lay.in_passes and (p.grad is not None or isinstance(p, sharding.FlatShard))
         if probe and wanted and (found := _probe(opt, group, p, lay, state)):
             for key, tally in found[0].items():

@@ -66,7 +66,7 @@ class Home:
         )
 
     def whole(self, here: Tensor, arrived: Whole | None) -> Tensor:
-        """What is at home of such a tensor."""
+        """The part of such a tensor that lies at home."""
         shape = (*self.part.local, *here.shape[len(self.own.local) :])
         return here.new_empty(shape) if arrived is None else arrived.matrices.view(shape)
 

@@ -1,4 +1,4 @@
-"""The reductions of FSDP2, DDP and FSDP1, with something else in their place."""
+"""The reductions of FSDP2, DDP and FSDP1, replaced by something else."""
 
 from __future__ import annotations
 

@@ -78,8 +78,8 @@ def convert_state(
     device = sharding.local(p).device
 
     def tensor_for(entry: StateTensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Where an entry goes, as it is kept and what is here of it: the live tensor where it fits,
-        else a new one.
+        """The destination of an entry, as it is kept and its local shard: the live tensor where it
+        fits, else a new one.
         """
         here = None if known is None else sharding.local(known)
         if here is None or here.dtype != entry.dtype or tuple(here.shape) != entry.local:

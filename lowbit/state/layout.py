@@ -247,7 +247,7 @@ def lie(
     The first place is taken that splits no codes and scales.
 
     Raises:
-        ValueError: there is none; the message has why the first is none, and the second.
+        ValueError: no place fits; the message gives the reasons of the first two.
     """
     refused: list[tuple[sharding.Home | None, ValueError]] = []
     for home in places:

@@ -31,7 +31,7 @@ def load_by_param(
     """`opt.load_state_dict` of what is in the optimizer's own order.
 
     Args:
-        states: of each of `opt.members()`; None or empty where there is none.
+        states: of each of `opt.members()`; None or empty for parameters without state.
         settings: of each group.
     """
     state: dict[int, Any] = {}
@@ -88,7 +88,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
     state: defaultdict[Any, Any] = defaultdict(dict)
     state.update({k: value for k, value in state_dict["state"].items() if k not in known})
-    opt.lay_out_again()  # a step that is prepared holds what is here
+    opt.lay_out_again()  # a prepared step holds the old tensors
     for p, convert, in_place in converted:  # all of them fit
         made = convert(opt.state_of(p), in_place)
         opt.set_state_of(p, made, state)
@@ -146,7 +146,7 @@ def _check_settings(state_dict: Mapping[str, Any]) -> None:
                 "a pipeline. Save and load flat names: "
                 "StateDictOptions(flatten_optimizer_state_dict=True). To load this checkpoint "
                 "with the settings that the optimizer has now, put "
-                "get_optimizer_state_dict(model, opt)['param_groups'] in the place of its own"
+                "get_optimizer_state_dict(model, opt)['param_groups'] instead of its own"
             )
 
 
@@ -283,7 +283,7 @@ def _check_nothing_is_lost(
         )
     warnings.warn(
         f"there is no state for any of the {waiting} parameters, as where an optimizer was never "
-        "stepped: settings are loaded, and state begins anew",
+        "stepped: settings are loaded, and state starts empty",
         stacklevel=outside(),
     )
 

@@ -66,7 +66,7 @@ def check_loaded(opt: Any, number: int, loaded: Mapping[str, Any]) -> None:
     if error is not None:
         raise type(error)(
             f"group {number} of the state dict has a setting that {type(opt).__name__} does not "
-            f"take: {error}. Put this optimizer's own in its place: "
+            f"take: {error}. Replace it by this optimizer's own: "
             "opt.state_dict()['param_groups']"
         ) from None
 
@@ -192,7 +192,7 @@ def settings_by_name(
             raise ValueError(
                 f"group {number} of the state dict has {some(at['params'])} and here {some(own)}: "
                 "the parameters here have no names, and those of stages of a pipeline have the "
-                "same numbers; build both optimizers from model.named_parameters(), and save anew"
+                "same numbers; build both optimizers from model.named_parameters(), and save again"
             )
         if lacking := [name for name in own if name not in source and name not in optional]:
             raise ValueError(

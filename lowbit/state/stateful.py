@@ -49,7 +49,6 @@ class StatefulOptimizer(Optimizer):
         self.layouts: dict[Any, Layout] = {}
         self.flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # lowbit.flat.bind
         self._whole_groups: WholeGroups | None = None  # if something shows some at a time
-        self._shown: list[Any] | None = None  # the tensors that the last step was shown
         self.numbered_groups: list[
             list[str]
         ] = []  # names as another program groups and numbers them
@@ -59,7 +58,7 @@ class StatefulOptimizer(Optimizer):
         # for groups that are part of another.
         self._subset_names: dict[int, tuple[list[str], list[str]]] = {}
         self._ready = False
-        self.warned: set[str] = set()  # what is said once
+        self.warned: set[str] = set()  # the warnings that were given
         arguments.check_params(type(self).__name__, params)
         # No group entry, so that checkpoints do not depend on it.
         self.state_memory = memory.checked(defaults.pop("state_memory", "device"))
@@ -122,7 +121,6 @@ class StatefulOptimizer(Optimizer):
         self.__dict__.setdefault("flat_shards", {})
         if self.__dict__.setdefault("_whole_groups", None) is not None:
             self._whole_groups = WholeGroups(self)
-        self.__dict__.setdefault("_shown", None)
         self.__dict__.setdefault("numbered_groups", [])
         self.__dict__.setdefault("_subset_names", {})
         self.__dict__.setdefault("warned", {"nearest"})  # the original of a copy has said it
@@ -132,7 +130,7 @@ class StatefulOptimizer(Optimizer):
         """Drops all layouts and what was derived from them."""
         self.layouts.clear()
 
-    def _check_structure(self) -> None:
+    def check_structure(self) -> None:
         """Raises ValueError if a group's layout options changed after its state was laid out."""
         for number, group in enumerate(self.param_groups):
             now = {key: group.get(key) for key in arguments.STRUCTURE if key not in self.decides}
@@ -237,7 +235,7 @@ class StatefulOptimizer(Optimizer):
         The constructor calls it. Parameters on the meta device wait for a later call, or for the
         first step: build the optimizer before the weights exist, materialize them, then call this.
         """
-        self._check_structure()
+        self.check_structure()
         self._laid_out_for = self._decided()
         self._drop_replaced()
         if self._unbound():
@@ -324,7 +322,6 @@ class StatefulOptimizer(Optimizer):
         """
         for p in cut_anew(self, flat_shards):
             self.state.pop(p, None)
-        self._shown = None
         self.flat_shards = flat_shards
         self._whole_groups = WholeGroups(self) if by_parts else None
         self.lay_out_again()

@@ -18,7 +18,7 @@ def refuse_torch_functions(opt: Any) -> None:
     """Raises ValueError if they called `opt.state_dict()`: they save one rank's part for all, or
     fail without a word on why.
 
-    A hook before state_dict, of optimizers with parts of vectors. Whoever else calls it, for
+    A hook before state_dict, of optimizers with parts of vectors. Another caller, for
     torch.save on each rank, gets this rank's state.
     """
     frame = sys._getframe(1)

@@ -57,7 +57,7 @@ class StepCache:
         self.values: list[Any] = list(chain.from_iterable(map(dict.values, self.dicts)))
         self.step_groups = step_groups
         self.gradients = list(map(objects.Gradients, step_groups))
-        # Of streams elsewhere, Python compares versions instead of values.
+        # For streams on a GPU, Python compares versions instead of values.
         self.streams: list[Tensor] = []
         self.ids: list[int] = []
         self._finalizer = weakref.finalize(self, _discard, self.ids)
@@ -118,7 +118,7 @@ class StepCache:
             step_group.bind_prepared(number, hyper, **keywords)
 
     def release(self) -> None:
-        """Lets go of the gradients that `take` got, after the step."""
+        """Releases the gradients that `take` got, after the step."""
         for gradients in self.gradients:
             gradients.release()
 
@@ -134,7 +134,7 @@ def _discard(ids: Iterable[int]) -> None:
 
 def _watchable(stream: Tensor) -> bool:
     """Whether a repeated step can see that a stream changes: by its value on the CPU,
-    by its version elsewhere.
+    by its version on a GPU.
     """
     return not stream.is_cpu or (stream.dtype == torch.int64 and stream.numel() == 1)
 

@@ -81,7 +81,7 @@ class StepGroup:
         )
 
     def prepare(self, streams: list[Tensor]) -> int:
-        """Passes everything to the operator, for `bind_prepared`, and lets go of the gradients.
+        """Passes everything to the operator, for `bind_prepared`, and releases the gradients.
 
         Args:
             streams: those of its parameters whose values the operator is to watch.
@@ -105,7 +105,7 @@ class StepGroup:
         which points to it, stays as it is.
 
         A step in a CUDA graph has one of its own, because its replays may come when the optimizer
-        has let go of this one; so has a step on another stream, because memory belongs to the
+        has released this one; so has a step on another stream, because memory belongs to the
         stream that it was allocated on.
         """
         device = self.params[0].device

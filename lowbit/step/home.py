@@ -1,4 +1,4 @@
-"""Steps of parameters whose state lies elsewhere: weights and gradients go there,
+"""Steps of parameters whose state lies on other ranks: weights and gradients go there,
 and the weights return.
 """
 

@@ -76,24 +76,25 @@ class CudaWork(Matrix):
     def plan_row(self) -> list[int]:
         lay, group = self.lay, self.group
         draws = not self.looks(group, lay)
-        return [
-            lay.own.rows,
-            lay.own.global_cols,
-            lay.rank,
-            self.tall,
-            lay.fira,
-            draws,
-            self.by_tensor,
-            self.limits,
-            group["maximize"],
-            lay.own.row_offset * lay.own.global_cols,
-            self.place[0],
-            group["update_proj_gap"],
-            group["seed"],
-            self.stream,
-            ops.param_format(lay.param_format)["index"],
-            self.bound,
-        ]
+        columns = {
+            "rows": lay.own.rows,
+            "cols": lay.own.global_cols,
+            "rank": lay.rank,
+            "tall": self.tall,
+            "fira": lay.fira,
+            "draws": draws,
+            "by_tensor": self.by_tensor,
+            "limits": self.limits,
+            "maximize": group["maximize"],
+            "first": lay.own.row_offset * lay.own.global_cols,
+            "first_of_p": self.place[0],
+            "gap": group["update_proj_gap"],
+            "seed": group["seed"],
+            "stream": self.stream,
+            "param_format": ops.param_format(lay.param_format)["index"],
+            "exponent": self.bound,
+        }
+        return [columns[name] for name in ops.policy("lowrank_plan")]
 
     def begin(self, floats: Sequence[Tensor], absmax: Tensor, sums: Tensor, words: Tensor) -> None:
         """Sets its views of the bucket's tensors, and P unless the device draws it."""

@@ -104,7 +104,7 @@ class Matrix:
         return sharding.Matrices(here, self.lay.spread, (rows, cols), self.owners, moments)
 
     def sent(self, here: Tensor) -> sharding.Sent:
-        """What travels of a batch whose state lies elsewhere: gradients to the ranks with the
+        """What a batch whose state lies on other ranks sends: gradients to the ranks with the
         state, and results back.
         """
         assert self.lay.home

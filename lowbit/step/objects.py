@@ -80,7 +80,7 @@ class Gradients:
         )
 
     def release(self) -> None:
-        """Lets go of the gradients. They are held as long as operators run without Python's lock,
+        """Releases the gradients. They are held as long as operators run without Python's lock,
         since parameters may lose them then.
         """
         self._held.clear()

@@ -14,7 +14,7 @@ from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.step.numbers import capturing
 
-# What a rank tells of a parameter: 0 if it has no gradient, else 1 + the place of its dtype here.
+# What a rank sends about a parameter: 0 without a gradient, else 1 + the index of its dtype here.
 # Ranks that give zeros give this dtype, since what travels home is counted in bytes.
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -135,7 +135,7 @@ def _groups(p: Any, lay: Layout) -> tuple[Any, ...]:
 
 def _is_batch(lay: Layout) -> bool:
     """Whether a parameter is a batch of matrices, as experts are: [E, H, D]. Conv1d's [out, in,
-    kernel] is none: kernels are short.
+    kernel] is not one: kernels are short.
     """
     return len(lay.shape) == 3 and lay.shape[2] >= ops.policy("thresholds")["min_cols"]
 

@@ -99,7 +99,7 @@ def test_without_a_rank_it_is_what_it_was():
     for _ in range(3):
         p.grad = torch.randn(40, 70)
         opt.step()
-    assert opt._step_cache is not None
+    assert opt.kept.cache is not None
 
 
 def test_a_new_projection_forgets_the_second_moment():

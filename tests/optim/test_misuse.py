@@ -25,7 +25,7 @@ def test_torchs_default_device_is_for_other_tensors():
     p, opt = stepped()
     before = p.detach().clone()
     with torch.device("meta"):
-        opt._step_cache = None
+        opt.forget_step()
         opt.step()
         q = torch.nn.Parameter(torch.ones(64, 96, device="cpu"))
         other = lowbit.AdamW([q])

@@ -5,6 +5,7 @@ notice whatever has changed.
 import copy
 import gc
 import sys
+import types
 import weakref
 
 import pytest
@@ -44,7 +45,13 @@ def contents(ps, opt):
 
 def looking(opt):
     """The same optimizer, every step of which looks."""
-    opt._step_again = lambda *_: False
+    step = opt.step
+
+    def anew(self, *args, **options):
+        self.forget_step()
+        return step(*args, **options)
+
+    opt.step = types.MethodType(anew, opt)
     return opt
 
 
@@ -83,8 +90,8 @@ def test_same_bits(name, compared):
         give_gradients(b, step)
         mine.step()
         other.step()
-        assert mine._step_cache is not None
-        tables = [gradients._table is not None for gradients in mine._step_cache.gradients]
+        assert mine.kept.cache is not None
+        tables = [gradients._table is not None for gradients in mine.kept.cache.gradients]
         assert set(tables) == {objects.compiled is not None}
         for s in schedule:
             s.step()
@@ -373,7 +380,7 @@ def test_lets_go_of_gradients_and_old_state(name):
     assert all(ref() is None for ref in held)
     opt.load_state_dict(copy.deepcopy(opt.state_dict()))
     gc.collect()
-    assert opt._step_cache is None
+    assert opt.kept.cache is None
     del opt
     gc.collect()
     assert all(ref() is None for ref in kept)
@@ -389,7 +396,7 @@ def test_a_repeated_step_keeps_its_workspace_unless_it_is_large(kept, monkeypatc
         for ps, opt in ((a, mine), (b, other)):
             give_gradients(ps, step)
             opt.step()
-        held = [each._workspace for each in mine._step_cache.step_groups]
+        held = [each._workspace for each in mine.kept.cache.step_groups]
         places.append([h and [t.data_ptr() for t in h[1].values()] for h in held])
     assert equal(contents(a, mine), contents(b, other))
     # The first step prepares, the second one makes what stays.
@@ -432,7 +439,7 @@ def test_gradients_that_must_be_copied_are_not_prepared_for():
     for _ in range(2):
         p.grad = torch.randn(96, 64).t()
         opt.step()
-        assert opt._step_cache is None
+        assert opt.kept.cache is None
 
 
 def test_a_step_that_fails_lets_go_of_its_gradients():

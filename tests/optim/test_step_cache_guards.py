@@ -8,6 +8,7 @@ import weakref
 import pytest
 import torch
 from require import need
+from test_step_cache import looking
 
 import lowbit
 from lowbit import ops
@@ -48,7 +49,7 @@ def test_refuses_what_a_looking_step_refuses(change, compared):
         ps = params()
         opt = lowbit.AdamW(ps)
         if looks:
-            opt._step_again = lambda *_: False
+            looking(opt)
         for step in range(3):
             give_gradients(ps, step)
             if step == 2:
@@ -70,7 +71,7 @@ def test_holds_the_gradients_until_the_operators_are_done(compared, monkeypatch)
         opt.step()
     give_gradients(ps, 2)
     held = [weakref.ref(p.grad) for p in ps]
-    bind = opt._step_cache.bind
+    bind = opt.kept.cache.bind
 
     def lose(options):  # as another thread may while operators run
         for p in ps:
@@ -79,7 +80,7 @@ def test_holds_the_gradients_until_the_operators_are_done(compared, monkeypatch)
         assert all(ref() is not None for ref in held)
         bind(options)
 
-    monkeypatch.setattr(opt._step_cache, "bind", lose)
+    monkeypatch.setattr(opt.kept.cache, "bind", lose)
     opt.step()
     gc.collect()
     assert all(ref() is None for ref in held)
@@ -93,7 +94,7 @@ def test_a_stream_that_cannot_be_watched_is_not_repeated():
     for step in range(2):
         give_gradients(ps, step)
         opt.step()
-        assert opt._step_cache is None
+        assert opt.kept.cache is None
     assert [float(opt.state[p]["step"]) for p in ps] == [2.0] * len(ps)
 
 
@@ -117,7 +118,7 @@ def test_the_table_is_checked():
     opt = lowbit.AdamW([p])
     p.grad = torch.ones_like(p)
     opt.step()
-    (number,), (gradients,) = opt._step_cache.ids, opt._step_cache.gradients
+    (number,), (gradients,) = opt.kept.cache.ids, opt.kept.cache.gradients
     for column, message in ((0, "no address"), (1, "no address"), (2, "0 elements")):
         table = gradients._table.clone()
         table[0, column] = 0

@@ -110,7 +110,7 @@ STRIDED = torch.zeros(64)[::2]
         ([], r"a rank has no flat slices: pass every parameter on every rank"),
         (
             [FlatSlice(torch.zeros(32), "w", (4, 8), 0, 32)],
-            r"of flat slice 'w' is none of the optimizer's",
+            r"of flat slice 'w' is not in the optimizer",
         ),
     ],
 )
@@ -360,7 +360,7 @@ def test_binding_again_without_parts_steps_everything():
     lowbit.flat.bind(opt, slices)
     opt.step()
     assert [float(opt.state[v]["step"]) for v in vectors] == [2.0, 2.0]
-    assert [*opt._flat_reducers] == [None]  # ranks agree on all vectors at once, as without parts
+    assert [*opt.kept.reducers] == [None]  # ranks agree on all vectors at once, as without parts
 
 
 def test_steps_in_backward_are_refused():

@@ -2,7 +2,7 @@
 
 #include <sstream>
 
-#include "dialect/common/presets.h"
+#include "dialect/model/presets.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {

@@ -9,14 +9,15 @@
 #include <string>
 #include <vector>
 
-#include "container/common/globals.h"
-#include "container/common/item.h"
 #include "container/common/open.h"
-#include "container/common/tiling.h"
-#include "container/common/zip.h"
 #include "container/dcp/dcp.h"
+#include "container/manifest/tiling.h"
+#include "container/pickled/globals.h"
+#include "container/pickled/item.h"
 #include "container/safetensors/safetensors.h"
+#include "container/zip/zip.h"
 #include "dialect/common/dialect.h"
+#include "io/open.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"
 

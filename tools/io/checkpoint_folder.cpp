@@ -179,6 +179,24 @@ Result<FolderContent> folder_content(const std::string& path) {
   return out;
 }
 
+std::vector<PublicationStep> publication(const std::vector<std::string>& there,
+                                         const std::set<std::string>& data, bool digests) {
+  using enum PublicationStep::Kind;
+  const auto has = [&](const char* name) { return std::ranges::find(there, name) != there.end(); };
+  const bool replaces = has(kIndex) || std::ranges::any_of(there, is_rank_index);
+  std::vector<PublicationStep> steps;
+  // Digests of another checkpoint would call this one damaged: without them it loads.
+  if (has(kDigests) && (replaces || !digests)) steps.push_back({kRemove, kDigests});
+  if (digests && !replaces) steps.push_back({kPut, kDigests});
+  steps.push_back({kPut, kIndex});
+  if (digests && replaces) steps.push_back({kPut, kDigests});
+  for (const std::string& name : there) {
+    if ((data_number(name) && !data.contains(name)) || is_rank_index(name))
+      steps.push_back({kRemove, name});
+  }
+  return steps;
+}
+
 Status publish_into(const std::string& from, const std::string& to, bool sync) {
   const FolderLock lock(to);
   const auto moved_not = [&](const std::string& name) {
@@ -192,7 +210,6 @@ Status publish_into(const std::string& from, const std::string& to, bool sync) {
     if (::lstat((to + "/" + name).c_str(), &info) == 0 && S_ISDIR(info.st_mode))
       return failed(printable(to + "/" + name) + " is a folder, and in the way: remove it");
   }
-  ASSIGN_OR_RETURN(before, folder_content(to));
   std::set<std::string> data;
   const auto back = [&](const Error& error) {
     for (const std::string& name : data)
@@ -205,28 +222,21 @@ Status publish_into(const std::string& from, const std::string& to, bool sync) {
     if (rename_new(from + "/" + name, to + "/" + name) != 0) return back(moved_not(name));
     data.insert(name);
   }
-  const auto move = [&](const char* name) {
-    return ::rename((from + "/" + name).c_str(), (to + "/" + name).c_str()) == 0
-               ? synced()
-               : Status(moved_not(name));
-  };
-  // Digests of another checkpoint would call this one damaged: without them it loads.
-  const bool replaces = before.dcp, digests = is_there(from + "/" + kDigests);
   if (const Status done = synced(); !done.ok()) return back(done.error());
-  if ((replaces || !digests) && ::unlink((to + "/" + kDigests).c_str()) == 0) {
-    if (const Status done = synced(); !done.ok()) return back(done.error());
-  }
-  if (!replaces && digests) {
-    if (const Status done = move(kDigests); !done.ok()) return back(done.error());
-  }
-  if (::rename((from + "/" + kIndex).c_str(), (to + "/" + kIndex).c_str()) != 0)
-    return back(moved_not(kIndex));
-  RETURN_IF_ERROR(synced());
-  if (replaces && digests) RETURN_IF_ERROR(move(kDigests));
-  for (const auto& entry : entries_of(to)) {
-    const std::string name = entry.path().filename();
-    const bool old = (data_number(name) && !data.contains(name)) || is_rank_index(name);
-    if (old && !is_folder(entry)) ::unlink(entry.path().c_str());
+  std::vector<std::string> there;
+  for (const auto& entry : entries_of(to)) there.push_back(entry.path().filename());
+  bool visible =
+      false;  // from the new index on there is no way back, and what is left over may stay
+  for (const auto& [kind, name] : publication(there, data, is_there(from + "/" + kDigests))) {
+    if (kind == PublicationStep::kRemove) {
+      const bool gone = ::unlink((to + "/" + name).c_str()) == 0;
+      if (visible || !gone) continue;
+    } else if (::rename((from + "/" + name).c_str(), (to + "/" + name).c_str()) != 0) {
+      return visible ? moved_not(name) : back(moved_not(name));
+    }
+    if (name == kIndex) visible = true;
+    if (const Status done = synced(); !done.ok())
+      return visible ? done.error() : back(done.error());
   }
   std::error_code ignored;
   fs::remove_all(from, ignored);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -31,12 +32,22 @@ bool is_dcp_file(std::string_view name);
 /// Universal Checkpoint.
 Result<FolderContent> folder_content(const std::string& path);
 
+/// One step in which a directory of torch.distributed.checkpoint becomes visible.
+struct PublicationStep {
+  enum Kind : uint8_t { kRemove, kPut } kind;
+  std::string name;
+};
+/// The steps in order, for any place that can put and remove one file at a time. `there`: all files
+/// of the place, the new data files among them; `data`: the new data files; `digests`: whether the
+/// new checkpoint has them (lowbit.json). Who is killed between two steps leaves the old checkpoint or
+/// the new one: at most without digests, and with files that nothing names.
+std::vector<PublicationStep> publication(const std::vector<std::string>& there,
+                                         const std::set<std::string>& data, bool digests);
+
 /// Publishes the directory of torch.distributed.checkpoint in `from` by moving its files into the
 /// folder `to`, where other files stay as they are; removes `from` and what an older checkpoint had.
 /// Its data files have names that are free in `to` (FolderContent::next_number). `.metadata` is
-/// moved by one rename, so that a kill leaves the old checkpoint or the new one: at most without
-/// digests (lowbit.json), and with data files that nothing names, which the next publication
-/// removes. `sync`: wait until each step is on the disk.
+/// moved by one rename, and the other files by the order of `publication`. `sync`: wait until each step is on the disk.
 Status publish_into(const std::string& from, const std::string& to, bool sync);
 
 /// Removes an old checkpoint's folder `from`. What came into it meanwhile and is not its own is moved

@@ -8,11 +8,9 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <climits>
 #include <cstdlib>
 #include <cstring>
 
-#include "io/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -71,20 +69,6 @@ class LocalDirectory : public Directory {
 bool is_entry_name(const std::string& name) {
   return !name.empty() && name != "." && name != ".." && name.find('/') == std::string::npos &&
          name.find('\0') == std::string::npos;
-}
-
-Result<PathKind> path_kind(const std::string& path) {
-  if (is_url(path)) {
-    ASSIGN_OR_RETURN(location, open_store(path));
-    ASSIGN_OR_RETURN(entry, location->info(""));
-    errno = ENOENT;
-    return entry.kind;
-  }
-  struct stat info;
-  if (::stat(path.c_str(), &info) != 0) return PathKind::kMissing;
-  if (S_ISREG(info.st_mode)) return PathKind::kFile;
-  if (S_ISDIR(info.st_mode)) return PathKind::kFolder;
-  return S_ISFIFO(info.st_mode) ? PathKind::kPipe : PathKind::kOther;
 }
 
 Error not_opened(const std::string& what) {
@@ -156,25 +140,10 @@ std::shared_ptr<File> Scratch::finish(std::string name) {
   return std::make_shared<LocalFile>(std::exchange(fd_, -1), identity, std::move(name));
 }
 
-Result<std::shared_ptr<Directory>> Directory::open(const std::string& path) {
-  if (is_url(path)) return open_store_folder(path);
+Result<std::shared_ptr<Directory>> Directory::local(const std::string& path) {
   const int fd = ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
   if (fd < 0) return not_opened("cannot open the folder " + printable(path));
   return std::shared_ptr<Directory>(std::make_shared<LocalDirectory>(fd, path));
-}
-
-Result<Directory::Named> Directory::around(const std::string& path) {
-  if (is_url(path)) {
-    ASSIGN_OR_RETURN(folder, open_store_object(path));
-    return Named{std::move(folder), path.substr(path.find_last_of('/') + 1)};
-  }
-  char resolved[PATH_MAX];
-  if (::realpath(path.c_str(), resolved) == nullptr)
-    return bad("cannot open " + printable(path) + ": " + reason());
-  const std::string full = resolved;
-  const size_t slash = full.find_last_of('/');
-  ASSIGN_OR_RETURN(folder, Directory::open(slash == 0 ? "/" : full.substr(0, slash)));
-  return Named{std::move(folder), full.substr(slash + 1)};
 }
 
 Result<std::vector<std::string>> LocalDirectory::list() const {

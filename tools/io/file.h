@@ -1,5 +1,5 @@
-// Files open for reading, on disk or in an object store (io/store.h). Every read goes through here:
-// links inside a checkpoint are not followed, nothing outside the named folder is opened, and a file
+// Files open for reading. Those on disk are made here, those in an object store in io/store.h, and
+// io/open.h opens either. Every read goes through here: links inside a checkpoint are not followed, nothing outside the named folder is opened, and a file
 // that changes meanwhile is an error.
 #pragma once
 
@@ -30,8 +30,6 @@ Error not_opened(const std::string& what);
 
 /// What a path names.
 enum class PathKind : uint8_t { kMissing, kFile, kFolder, kPipe, kOther };
-/// By a path or a URL; links are followed. kMissing leaves why in `errno`.
-Result<PathKind> path_kind(const std::string& path);
 
 /// A file or an object, open for reading.
 class File {
@@ -83,14 +81,8 @@ class Scratch {
 /// A folder, open for reading.
 class Directory {
  public:
-  static Result<std::shared_ptr<Directory>> open(const std::string& path);
-  struct Named {
-    std::shared_ptr<Directory> folder;
-    std::string name;
-  };
-  /// The folder of a file that the user named, and the file's name there. Links on the path are
-  /// followed.
-  static Result<Named> around(const std::string& path);
+  /// A folder on disk.
+  static Result<std::shared_ptr<Directory>> local(const std::string& path);
   virtual ~Directory() = default;
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;

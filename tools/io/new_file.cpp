@@ -12,6 +12,7 @@
 
 #include "io/file.h"
 #include "io/inside.h"
+#include "io/open.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -25,7 +26,7 @@ enum class Content : uint8_t { kNothing, kCheckpoint, kPage, kOther };
 /// the JSON of safetensors, or a page.
 Content content_of(const std::string& path) {
   const std::string parent = parent_of(path);
-  const auto folder = Directory::open(parent.empty() ? "." : parent);
+  const auto folder = open_folder(parent.empty() ? "." : parent);
   if (!folder.ok()) return Content::kOther;
   const auto file = folder.value()->file(path.substr(parent.size()));
   if (!file.ok()) return Content::kOther;

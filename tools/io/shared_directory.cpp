@@ -13,6 +13,7 @@
 
 #include "io/file.h"
 #include "io/new_directory.h"
+#include "io/open.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -31,7 +32,7 @@ constexpr const char* kAgain = "remove that folder and start every part again";
 
 /// Whether a folder has what a part says of itself.
 Result<bool> has_parts(const std::string& path) {
-  ASSIGN_OR_RETURN(folder, Directory::open(path));
+  ASSIGN_OR_RETURN(folder, open_folder(path));
   ASSIGN_OR_RETURN(names, folder->list());
   return std::any_of(names.begin(), names.end(), [](const std::string& name) {
     // Not one that is being written: its plan was there when that began.
@@ -107,7 +108,7 @@ Status SharedDirectory::begin(const std::string& plan, const std::vector<std::st
 }
 
 Status SharedDirectory::check_plan(const std::string& plan) const {
-  ASSIGN_OR_RETURN(folder, Directory::open(folder_));
+  ASSIGN_OR_RETURN(folder, open_folder(folder_));
   ASSIGN_OR_RETURN(known, folder->content("plan", kMaxPart));
   if (known == plan) return fine();
   return usage(
@@ -134,7 +135,7 @@ Result<std::optional<std::string>> SharedDirectory::part(uint64_t number) {
     see_published();
     return std::optional<std::string>();
   }
-  const auto folder = Directory::open(folder_);
+  const auto folder = open_folder(folder_);
   const auto said = folder.ok() ? folder.value()->content(name, kMaxPart) : folder.error();
   if (said.ok()) return std::optional<std::string>(said.value());
   if (see_published()) return std::optional<std::string>();

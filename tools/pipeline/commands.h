@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-#include "container/common/writer.h"
+#include "container/document/writer.h"
 #include "dialect/common/dialect.h"
 
 namespace lowbit::ckpt {

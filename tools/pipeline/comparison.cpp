@@ -4,7 +4,7 @@
 #include <cmath>
 #include <cstring>
 
-#include "dialect/common/square_sum.h"
+#include "dialect/numbers/square_sum.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

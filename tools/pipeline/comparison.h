@@ -6,8 +6,8 @@
 #include <type_traits>
 #include <vector>
 
-#include "container/common/document.h"
-#include "dialect/common/model.h"
+#include "container/document/document.h"
+#include "dialect/model/model.h"
 #include "pipeline/commands.h"
 #include "pipeline/select.h"
 

@@ -3,11 +3,11 @@
 #include <map>
 
 #include "container/common/open.h"
-#include "container/common/subclass_cut.h"
 #include "container/dcp/recorded.h"
-#include "dialect/common/algorithm.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/number_keys.h"
+#include "container/document/subclass_cut.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/tree/algorithm.h"
+#include "dialect/tree/number_keys.h"
 #include "io/text.h"
 #include "pickle/numpy_value.h"
 #include "pipeline/commands.h"

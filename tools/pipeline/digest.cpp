@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <functional>
 
-#include "container/common/subclass_cut.h"
+#include "container/document/subclass_cut.h"
 #include "dialect/torchao/state.h"
 #include "io/hash.h"
 #include "pipeline/commands.h"

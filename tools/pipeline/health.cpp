@@ -5,11 +5,11 @@
 #include <cstring>
 #include <limits>
 
-#include "dialect/common/dequantize.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/formats.h"
-#include "dialect/common/quantize.h"
-#include "dialect/common/square_sum.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/numbers/square_sum.h"
+#include "dialect/requantize/dequantize.h"
+#include "dialect/requantize/quantize.h"
 
 namespace lowbit::ckpt {
 namespace {

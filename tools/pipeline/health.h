@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "dialect/common/model.h"
+#include "dialect/model/model.h"
 
 namespace lowbit::ckpt {
 

@@ -6,7 +6,7 @@
 #include <set>
 
 #include "container/common/open.h"
-#include "container/common/subclass_cut.h"
+#include "container/document/subclass_cut.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/health.h"

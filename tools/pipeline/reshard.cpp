@@ -1,8 +1,8 @@
 #include <algorithm>
 
 #include "container/common/open.h"
-#include "container/common/subclass_cut.h"
-#include "dialect/common/megatron.h"
+#include "container/document/subclass_cut.h"
+#include "dialect/megatron_view/megatron.h"
 #include "dialect/torchao/leaf.h"
 #include "io/text.h"
 #include "pipeline/commands.h"

@@ -2,7 +2,7 @@
 
 #include <regex>
 
-#include "dialect/common/formats.h"
+#include "dialect/model/formats.h"
 
 namespace lowbit::ckpt {
 namespace {

@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
-#include "dialect/common/algorithm.h"
-#include "dialect/common/optimizer_root.h"
+#include "dialect/tree/algorithm.h"
+#include "dialect/tree/optimizer_root.h"
 #include "io/checkpoint_folder.h"
 #include "io/file.h"
 #include "io/glob.h"
+#include "io/open.h"
 #include "io/partial_name.h"
 #include "io/text.h"
 #include "pickle/numpy_value.h"
@@ -58,7 +59,7 @@ std::vector<std::string> warn_of_leftovers(const std::string& target) {
 
 std::vector<std::string> warn_of_left_behind(const Manifest& source) {
   if (source.kind != ContainerKind::kDcp) return {};
-  const auto folder = Directory::open(source.path);
+  const auto folder = open_folder(source.path);
   const auto names = folder.ok() ? folder.value()->list() : folder.error();
   if (!names.ok()) return {};
   FolderContent content;

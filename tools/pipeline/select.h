@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-#include "dialect/common/model.h"
+#include "dialect/model/model.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {

@@ -3,7 +3,7 @@
 
 #include <cstdint>
 
-#include "container/common/dtype.h"
+#include "container/manifest/dtype.h"
 
 namespace lowbit::ckpt {
 

@@ -2,14 +2,14 @@
 #include <mutex>
 
 #include "container/common/open.h"
-#include "container/common/record_reader.h"
-#include "container/common/tensor_reader.h"
-#include "container/common/tree.h"
 #include "container/dcp/digests.h"
 #include "container/dcp/recorded.h"
 #include "container/dcp/value_archive.h"
+#include "container/document/tree.h"
+#include "container/manifest/record_reader.h"
+#include "container/manifest/tensor_reader.h"
 #include "dialect/common/dialect.h"
-#include "dialect/common/numbers.h"
+#include "dialect/numbers/numbers.h"
 #include "io/hash.h"
 #include "io/parallel.h"
 #include "io/text.h"

@@ -3,7 +3,7 @@
 #include <set>
 #include <string_view>
 
-#include "container/common/unread_tensor.h"
+#include "container/pickled/unread_tensor.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -1,6 +1,7 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and
 // lowbit/checkpoint/checkpoint.py document it and have the defaults.
 #include "container/dcp/value_archive.h"
+#include "io/checkpoint_folder.h"
 #include "io/new_directory.h"
 #include "io/partial_name.h"
 #include "io/stream_copy.h"
@@ -145,6 +146,21 @@ PyObject* call_publish(PyObject*, PyObject* given) {
   });
 }
 
+/// (there, data, digests): the steps of a publication as JSON, [put, name] each; the first two are JSON
+/// lists of names.
+PyObject* call_publication(PyObject*, PyObject* given) {
+  return guarded([&] {
+    const char *there = nullptr, *data = nullptr;
+    int digests = 0;
+    if (PyArg_ParseTuple(given, "ssp:publication", &there, &data, &digests) == 0) throw Raised();
+    Json steps = Json::array();
+    for (const auto& [kind, name] :
+         publication(Json::parse(there), Json::parse(data), digests != 0))
+      steps.push_back({kind == PublicationStep::kPut, name});
+    return text(steps.dump());
+  });
+}
+
 /// (name): the hidden name of a folder while it is saved: the same on every rank.
 PyObject* call_saving_name(PyObject*, PyObject* given) {
   return guarded([&] {
@@ -213,6 +229,7 @@ PyMethodDef kFunctions[] = {
     {"check_target", call_check_target, METH_VARARGS, "check_target(path, replace)"},
     {"file_number", call_file_number, METH_VARARGS, "file_number(path)"},
     {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync, number)"},
+    {"publication", call_publication, METH_VARARGS, "publication(there, data, digests)"},
     {"check_value", call_check_value, METH_VARARGS, "check_value(name, archive)"},
     {"copy_memory", call_copy_memory, METH_VARARGS, "copy_memory(copies, threads)"},
     {"saving_name", call_saving_name, METH_VARARGS, "saving_name(name)"},

@@ -8,10 +8,10 @@
 #include <optional>
 #include <string>
 
-#include "container/common/document.h"
-#include "container/common/tensor_reader.h"
 #include "container/dcp/verified_reader.h"
-#include "dialect/common/model.h"
+#include "container/document/document.h"
+#include "container/manifest/tensor_reader.h"
+#include "dialect/model/model.h"
 #include "python/object.h"
 
 namespace lowbit::ckpt::python {

@@ -1,6 +1,6 @@
 #include "python/values.h"
 
-#include "dialect/common/formats.h"
+#include "dialect/model/formats.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt::python {

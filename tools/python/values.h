@@ -5,8 +5,8 @@
 #include <utility>
 #include <vector>
 
-#include "container/common/document.h"
-#include "dialect/common/model.h"
+#include "container/document/document.h"
+#include "dialect/model/model.h"
 #include "python/object.h"
 
 namespace lowbit::ckpt::python {

@@ -5,7 +5,7 @@
 #include <functional>
 #include <string>
 
-#include "container/common/writer.h"
+#include "container/document/writer.h"
 #include "python/errors.h"
 #include "python/gil.h"
 

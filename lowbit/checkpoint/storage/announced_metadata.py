@@ -2,7 +2,7 @@
 only where somebody asks.
 
 torch sends the metadata of the whole checkpoint to all ranks and returns it from `dcp.save`, where
-hardly anybody looks at it. As objects it has some twenty for each tensor and rank, and each rank
+it is hardly ever read. As objects it has some twenty for each tensor and rank, and each rank
 would build them all.
 """
 

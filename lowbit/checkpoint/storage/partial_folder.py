@@ -32,7 +32,7 @@ def partial_path(path: str) -> str:
 
 
 class PartialFolder:
-    """The folder of one save, as its coordinator has it: made anew, then published or removed.
+    """The folder of one save, on its coordinator: created, then published or removed.
 
     What a killed save left is removed first: nobody holds the lock on it any more. So is what a
     failed one of this process left. A checkpoint that a killed save had renamed, because the file

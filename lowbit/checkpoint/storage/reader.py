@@ -266,7 +266,7 @@ class Reader(Storage, StorageReader):
 
 
 class Transfer(NamedTuple):
-    """An item of a plan on its way: what is read, and the memory that it goes to."""
+    """An item of a plan while it is read: its source, and its memory."""
 
     item: ReadItem
     box: Box
@@ -280,8 +280,8 @@ class Transfer(NamedTuple):
 
 
 class Exchange:
-    """The rounds of one rank: it reads what it sends, and takes what comes. A failure is told to
-    whoever waits for it, and raised at the end.
+    """The rounds of one rank: it reads what it sends, and takes what comes. A failure is sent to
+    the ranks that wait, and raised at the end.
     """
 
     def __init__(

@@ -181,7 +181,7 @@ def _holders(
     and the bytes that each reads in any case. None: nothing is.
     """
     seen: set[Hashable] = set()
-    # Tensors of which an item occurs twice: boxes of others are not looked at.
+    # Tensors with an item that occurs twice; boxes of others are skipped.
     twice: set[str] = set()
     for plan in plans:
         for item in plan.items:

@@ -297,7 +297,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             yield batch
 
     def _check_value(self, name: str, archive: bytes) -> None:
-        """Refuses what Reader would refuse: a save that nobody can load is none."""
+        """Refuses what Reader would refuse: a save that nobody can load is worthless."""
         if self.opaque:
             return
         try:

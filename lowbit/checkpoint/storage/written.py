@@ -13,7 +13,7 @@ class Written(NamedTuple):
     """Where an item lies, and its digests: what a rank tells the coordinator."""
 
     info: _StorageInfo
-    digest: str  # XXH3-128 of a tensor's elements, or of a value's item; "" where there is none
+    digest: str  # XXH3-128 of a tensor's elements, or of a value's item; "" without a digest
     tiles: tuple[int, int, str]  # cells down and across, and their digests; "" for a single cell
 
 

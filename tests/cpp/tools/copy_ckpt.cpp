@@ -3,7 +3,7 @@
 #include <string>
 
 #include "container/common/open.h"
-#include "container/common/writer.h"
+#include "container/document/writer.h"
 
 int main(int argc, char** argv) {
   using namespace lowbit::ckpt;

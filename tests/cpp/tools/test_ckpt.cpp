@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "check.h"
-#include "container/common/item.h"
 #include "container/dcp/dcp.h"
+#include "container/pickled/item.h"
 #include "fuzz/targets.h"
 #include "io/new_directory.h"
 #include "pickle/plain.h"

@@ -18,6 +18,7 @@
 #include "io/hash_kernels.h"
 #include "io/mapped_file.h"
 #include "io/new_directory.h"
+#include "io/open.h"
 #include "io/partial_name.h"
 #include "io/stream_copy.h"
 #include "io/write_run.h"
@@ -126,9 +127,7 @@ struct Folder {
     ::unlink((path + "/f").c_str());
     ::rmdir(path.c_str());
   }
-  std::shared_ptr<const File> file() const {
-    return Directory::open(path).value()->file("f").value();
-  }
+  std::shared_ptr<const File> file() const { return open_folder(path).value()->file("f").value(); }
   std::string content() const {
     std::string bytes(file()->size(), '\0');
     check(file()->read(0, bytes.data(), bytes.size()).ok(), "the file is read");

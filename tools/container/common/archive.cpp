@@ -1,11 +1,12 @@
 #include "container/common/archive.h"
 
+#include "io/open.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 
 Result<std::shared_ptr<Archive>> Archive::open(const std::string& path) {
-  ASSIGN_OR_RETURN(named, Directory::around(path));
+  ASSIGN_OR_RETURN(named, folder_around(path));
   std::shared_ptr<Archive> out(new Archive(named.folder, path));
   out->what_ = printable(path);
   RETURN_IF_ERROR(out->files_.add(named.name));

@@ -6,8 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "container/common/leaf_names.h"
-#include "container/common/manifest.h"
+#include "container/manifest/leaf_names.h"
+#include "container/manifest/manifest.h"
 
 namespace lowbit::ckpt {
 

@@ -9,6 +9,7 @@
 #include "container/common/json_value.h"
 #include "container/common/other_formats.h"
 #include "io/checkpoint_folder.h"
+#include "io/open.h"
 #include "io/partial_name.h"
 #include "io/store.h"
 #include "io/text.h"
@@ -190,7 +191,7 @@ Error unknown_folder(const std::string& path, const std::vector<std::string>& na
 
 /// How a folder lies on disk, an error where it is no checkpoint by itself.
 Result<ContainerKind> kind_of_folder(const std::string& path) {
-  ASSIGN_OR_RETURN(folder, Directory::open(path));
+  ASSIGN_OR_RETURN(folder, open_folder(path));
   ASSIGN_OR_RETURN(names, folder->list());
   std::string files, folders;
   int looks = 0;
@@ -301,7 +302,7 @@ Result<Document> open_checkpoint(const std::string& path) {
   const bool directory = manifest->kind == ContainerKind::kDcp;
   ASSIGN_OR_RETURN(document, document_of(std::move(manifest)));
   if (!directory) return document;
-  ASSIGN_OR_RETURN(folder, Directory::open(path));
+  ASSIGN_OR_RETURN(folder, open_folder(path));
   if (!is_of_megatron(*folder)) return document;
   ASSIGN_OR_RETURN(archive, Archive::open(folder, "common.pt"));  // follows no link
   ASSIGN_OR_RETURN(read, read_torch_zip(archive));

@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "container/common/document.h"
+#include "container/document/document.h"
 
 namespace lowbit::ckpt {
 

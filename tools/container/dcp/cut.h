@@ -3,8 +3,8 @@
 
 #include <vector>
 
-#include "container/common/box.h"
-#include "container/common/writer.h"
+#include "container/document/writer.h"
+#include "container/manifest/box.h"
 
 namespace lowbit::ckpt {
 

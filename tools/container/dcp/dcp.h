@@ -5,7 +5,7 @@
 
 #include <string>
 
-#include "container/common/manifest.h"
+#include "container/manifest/manifest.h"
 
 namespace lowbit::ckpt {
 

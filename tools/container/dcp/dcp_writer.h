@@ -9,9 +9,9 @@
 #include <string>
 #include <vector>
 
-#include "container/common/torch_archive.h"
-#include "container/common/writer.h"
 #include "container/dcp/tiles.h"
+#include "container/document/torch_archive.h"
+#include "container/document/writer.h"
 #include "io/new_directory.h"
 #include "io/shared_directory.h"
 

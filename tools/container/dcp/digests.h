@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "container/common/manifest.h"
 #include "container/dcp/tiles.h"
+#include "container/manifest/manifest.h"
 #include "io/output.h"
 
 namespace lowbit::ckpt {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "container/common/item.h"
-#include "container/common/record_reader.h"
-#include "container/common/tensor_reader.h"
+#include "container/manifest/record_reader.h"
+#include "container/manifest/tensor_reader.h"
+#include "container/pickled/item.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

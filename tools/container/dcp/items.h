@@ -5,10 +5,10 @@
 #include <memory>
 #include <string>
 
-#include "container/common/box.h"
-#include "container/common/document.h"
-#include "container/common/zip.h"
 #include "container/dcp/tiles.h"
+#include "container/document/document.h"
+#include "container/manifest/box.h"
+#include "container/zip/zip.h"
 #include "io/output.h"
 
 namespace lowbit::ckpt {

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "container/common/path.h"
+#include "container/manifest/path.h"
 #include "pickle/plain.h"
 
 namespace lowbit::ckpt {

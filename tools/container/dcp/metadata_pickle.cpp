@@ -1,6 +1,6 @@
 #include "container/dcp/metadata_pickle.h"
 
-#include "container/common/dtype.h"
+#include "container/manifest/dtype.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include "container/common/dtype.h"
+#include "container/manifest/dtype.h"
 #include "pickle/reader.h"
 
 namespace lowbit::ckpt {

@@ -5,9 +5,9 @@
 #include <string>
 #include <vector>
 
-#include "container/common/dtype.h"
-#include "container/common/writer.h"
 #include "container/dcp/tiles.h"
+#include "container/document/writer.h"
+#include "container/manifest/dtype.h"
 #include "io/output.h"
 #include "io/write_run.h"
 

@@ -5,9 +5,10 @@
 #include <mutex>
 #include <unordered_set>
 
-#include "container/common/item.h"
 #include "container/common/open.h"
-#include "container/common/tiling.h"
+#include "container/manifest/tiling.h"
+#include "container/pickled/item.h"
+#include "io/open.h"
 #include "io/text.h"
 #include "io/zstd.h"
 
@@ -224,7 +225,7 @@ Status note_others(Manifest& m, const Directory& folder) {
 }  // namespace
 
 Result<Manifest> read_dcp(const std::string& given) {
-  ASSIGN_OR_RETURN(folder, Directory::open(given));
+  ASSIGN_OR_RETURN(folder, open_folder(given));
   const std::string path = printable(given);
   Manifest m;
   if (folder->has(".metadata")) {

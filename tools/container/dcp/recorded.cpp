@@ -3,10 +3,11 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
-#include "container/common/record_reader.h"
 #include "container/dcp/tiles.h"
+#include "container/manifest/record_reader.h"
 #include "io/file.h"
 #include "io/hash.h"
+#include "io/open.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -88,7 +89,7 @@ Result<std::string> value_digest(const Manifest& manifest, const Blob& blob) {
 Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   std::optional<Recorded> out;
   if (manifest.kind != ContainerKind::kDcp) return out;
-  ASSIGN_OR_RETURN(folder, Directory::open(manifest.path));
+  ASSIGN_OR_RETURN(folder, open_folder(manifest.path));
   if (!folder->has(kName)) return out;
   const std::string what = printable(manifest.path + "/" + kName);
   ASSIGN_OR_RETURN(text, folder->content(kName, kMax));

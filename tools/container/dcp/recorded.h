@@ -6,8 +6,8 @@
 #include <optional>
 #include <string>
 
-#include "container/common/manifest.h"
 #include "container/dcp/dcp.h"
+#include "container/manifest/manifest.h"
 
 namespace lowbit::ckpt {
 

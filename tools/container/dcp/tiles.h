@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "container/common/box.h"
+#include "container/manifest/box.h"
 #include "io/hash.h"
 
 namespace lowbit::ckpt {

@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <map>
 
-#include "container/common/globals.h"
-#include "container/common/tensor_node.h"
-#include "container/common/zip.h"
+#include "container/pickled/globals.h"
+#include "container/pickled/tensor_node.h"
+#include "container/zip/zip.h"
 #include "io/buffered_file.h"
 #include "io/text.h"
 #include "pickle/numpy_value.h"

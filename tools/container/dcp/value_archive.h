@@ -3,7 +3,7 @@
 
 #include <string>
 
-#include "container/common/manifest.h"
+#include "container/manifest/manifest.h"
 #include "io/file.h"
 
 namespace lowbit::ckpt {

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "container/common/record_reader.h"
-#include "container/common/strided.h"
-#include "container/common/tensor_reader.h"
 #include "container/dcp/digests.h"
+#include "container/manifest/record_reader.h"
+#include "container/manifest/strided.h"
+#include "container/manifest/tensor_reader.h"
 #include "io/stream_copy.h"
 #include "io/text.h"
 

@@ -6,10 +6,10 @@
 #include <string>
 #include <unordered_map>
 
-#include "container/common/box.h"
-#include "container/common/manifest.h"
 #include "container/dcp/recorded.h"
 #include "container/dcp/tiles.h"
+#include "container/manifest/box.h"
+#include "container/manifest/manifest.h"
 #include "io/mapped_file.h"
 
 namespace lowbit::ckpt {

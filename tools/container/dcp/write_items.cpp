@@ -1,11 +1,11 @@
 // The items of a DCP directory being written.
 #include <algorithm>
 
-#include "container/common/item.h"
-#include "container/common/strided.h"
-#include "container/common/subclass_cut.h"
 #include "container/dcp/dcp_writer.h"
 #include "container/dcp/items.h"
+#include "container/document/subclass_cut.h"
+#include "container/manifest/strided.h"
+#include "container/pickled/item.h"
 #include "io/parallel.h"
 #include "io/text.h"
 

@@ -1,13 +1,13 @@
 // A document into a DCP directory: where everything lies, and the whole.
 #include <algorithm>
 
-#include "container/common/subclass_cut.h"
 #include "container/dcp/cut.h"
 #include "container/dcp/dcp.h"
 #include "container/dcp/dcp_writer.h"
 #include "container/dcp/digests.h"
 #include "container/dcp/items.h"
 #include "container/dcp/key_kinds.h"
+#include "container/document/subclass_cut.h"
 #include "io/parallel.h"
 #include "io/text.h"
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <map>
 
-#include "container/common/box.h"
+#include "container/manifest/box.h"
 
 namespace lowbit::ckpt {
 namespace {

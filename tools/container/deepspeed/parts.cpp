@@ -5,9 +5,10 @@
 
 #include "container/common/archive.h"
 #include "container/common/open.h"
-#include "container/common/record_reader.h"
-#include "container/common/tiling.h"
 #include "container/deepspeed/ranges.h"
+#include "container/manifest/record_reader.h"
+#include "container/manifest/tiling.h"
+#include "io/open.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -76,7 +77,7 @@ Result<double> PartFile::number(const Tensor& tensor) const {
 }
 
 Result<std::shared_ptr<Parts>> Parts::open(const std::string& path) {
-  ASSIGN_OR_RETURN(folder, Directory::open(path));
+  ASSIGN_OR_RETURN(folder, open_folder(path));
   std::shared_ptr<Parts> out(new Parts(std::move(folder), path));
   out->what_ = printable(path);
   return out;

@@ -9,8 +9,8 @@
 #include <utility>
 #include <vector>
 
-#include "container/common/leaf_names.h"
-#include "container/common/manifest.h"
+#include "container/manifest/leaf_names.h"
+#include "container/manifest/manifest.h"
 
 namespace lowbit::ckpt {
 

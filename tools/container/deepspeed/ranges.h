@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "container/common/box.h"
+#include "container/manifest/box.h"
 
 namespace lowbit::ckpt {
 

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "container/common/torch_archive.h"
+#include "container/document/torch_archive.h"
 #include "io/new_directory.h"
 
 namespace lowbit::ckpt {

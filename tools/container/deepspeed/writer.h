@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "container/common/writer.h"
+#include "container/document/writer.h"
 
 namespace lowbit::ckpt {
 

@@ -1,6 +1,6 @@
 #include "container/common/archive.h"
-#include "container/common/globals.h"
 #include "container/common/open.h"
+#include "container/pickled/globals.h"
 #include "container/safetensors/safetensors.h"
 #include "io/text.h"
 

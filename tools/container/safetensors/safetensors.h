@@ -5,8 +5,8 @@
 #include <string>
 #include <vector>
 
-#include "container/common/document.h"
-#include "container/common/dtype.h"
+#include "container/document/document.h"
+#include "container/manifest/dtype.h"
 
 namespace lowbit::ckpt {
 

@@ -1,7 +1,7 @@
 #include <algorithm>
 #include <set>
 
-#include "container/common/writer.h"
+#include "container/document/writer.h"
 #include "container/safetensors/safetensors.h"
 #include "io/new_file.h"
 #include "io/text.h"

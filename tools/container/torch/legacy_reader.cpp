@@ -1,8 +1,8 @@
 // A file of torch.save as it was before 1.6: five pickles, and then the storages, each with its
 // number of elements before it.
 #include "container/common/archive.h"
-#include "container/common/globals.h"
 #include "container/common/open.h"
+#include "container/pickled/globals.h"
 #include "container/torch/tree.h"
 #include "io/text.h"
 #include "pickle/scan.h"

@@ -3,11 +3,11 @@
 #include <set>
 
 #include "container/common/archive.h"
-#include "container/common/globals.h"
 #include "container/common/open.h"
-#include "container/common/tensor_node.h"
-#include "container/common/zip.h"
+#include "container/pickled/globals.h"
+#include "container/pickled/tensor_node.h"
 #include "container/torch/tree.h"
+#include "container/zip/zip.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <set>
 
-#include "container/common/unread_tensor.h"
+#include "container/pickled/unread_tensor.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

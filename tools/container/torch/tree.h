@@ -2,7 +2,7 @@
 #pragma once
 
 #include "container/common/archive.h"
-#include "container/common/tensor_node.h"
+#include "container/pickled/tensor_node.h"
 
 namespace lowbit::ckpt {
 

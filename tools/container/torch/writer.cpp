@@ -1,7 +1,7 @@
 #include <algorithm>
 
-#include "container/common/torch_archive.h"
-#include "container/common/writer.h"
+#include "container/document/torch_archive.h"
+#include "container/document/writer.h"
 #include "io/new_file.h"
 #include "io/text.h"
 

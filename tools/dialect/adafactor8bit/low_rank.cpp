@@ -9,7 +9,7 @@
 #include <random>
 
 #include "dialect/adafactor8bit/adafactor8bit.h"
-#include "dialect/common/adapters.h"
+#include "dialect/numbers/adapters.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

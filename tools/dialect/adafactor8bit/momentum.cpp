@@ -4,9 +4,9 @@
 
 #include "dialect/adafactor8bit/adafactor8bit.h"
 #include "dialect/adafactor8bit/rules.h"
-#include "dialect/common/adapters.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/formats.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

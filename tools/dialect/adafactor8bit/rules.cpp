@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dialect/common/formats.h"
+#include "dialect/model/formats.h"
 
 namespace lowbit::ckpt {
 namespace {

@@ -4,7 +4,7 @@
 
 #include <memory>
 
-#include "dialect/common/blocks.h"
+#include "dialect/requantize/blocks.h"
 
 namespace lowbit::ckpt {
 

@@ -2,9 +2,9 @@
 // momentum as uf8, or d8 where it is that already.
 #include "dialect/adafactor8bit/adafactor8bit.h"
 #include "dialect/adafactor8bit/rules.h"
-#include "dialect/common/adapters.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/nearest.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -8,10 +8,10 @@
 
 #include <algorithm>
 
-#include "dialect/common/adapters.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/nearest.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -4,12 +4,12 @@
 #include <set>
 
 #include "dialect/bitsandbytes/bitsandbytes.h"
-#include "dialect/common/adapters.h"
-#include "dialect/common/algorithm.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/formats.h"
-#include "dialect/common/nearest.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
+#include "dialect/tree/algorithm.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -1,13 +1,12 @@
 // Who wrote an optimizer's state, and how it says things. One folder for each; dialects.cpp lists them.
 #pragma once
 
-#include <deque>
 #include <span>
 #include <string>
 
-#include "dialect/common/model.h"
-#include "dialect/common/optimizer_tree.h"
-#include "dialect/common/square_sum.h"
+#include "dialect/model/model.h"
+#include "dialect/numbers/report.h"
+#include "dialect/tree/optimizer_tree.h"
 
 namespace lowbit::ckpt {
 
@@ -19,29 +18,6 @@ struct Wanted {
   bool keep = false;         // never requantize: an error where the bits cannot stay
   bool lossy = false;        // what the target cannot keep may be left out, with a warning
   std::vector<std::string> full_precision;  // patterns of names that stay float32
-};
-
-/// What rounding float64 to float32 did to the values that were read.
-struct RoundingError {
-  double limit = 0;  // the largest difference
-  SquareSum values, differences;
-  double relative() const;
-};
-
-/// What happened to one state on the way.
-struct StateReport {
-  std::string param, state, from, to;
-  bool exact = true;                    // relabelled or copied; else:
-  double max_error = 0;                 // largest difference to the dequantized source
-  double relative_error = 0;            // 2-norm of the difference over the 2-norm of the source
-  double squares = 0, differences = 0;  // what that is made of, over all that was read so far
-  std::shared_ptr<const RoundingError> before = {};  // of float64, read as float32
-};
-
-struct DialectReport {
-  std::deque<StateReport> states;  // errors are filled while the document is written, so they stay
-                                   // where they are
-  std::vector<std::string> warnings;
 };
 
 struct Dialect {

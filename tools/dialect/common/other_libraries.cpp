@@ -2,8 +2,8 @@
 
 #include <algorithm>
 
-#include "dialect/common/floats.h"
-#include "dialect/common/weights.h"
+#include "dialect/model/parameter_names.h"
+#include "dialect/numbers/floats.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

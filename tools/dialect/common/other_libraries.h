@@ -5,12 +5,12 @@
 #include <string>
 #include <string_view>
 
-#include "dialect/common/algorithm.h"
-#include "dialect/common/blocks.h"
 #include "dialect/common/dialect.h"
-#include "dialect/common/document_leaves.h"
-#include "dialect/common/numbers.h"
-#include "dialect/common/optimizer_tree.h"
+#include "dialect/numbers/document_leaves.h"
+#include "dialect/numbers/numbers.h"
+#include "dialect/requantize/blocks.h"
+#include "dialect/tree/algorithm.h"
+#include "dialect/tree/optimizer_tree.h"
 
 namespace lowbit::ckpt {
 

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "container/document/document.h"
 #include "dialect/common/dialect.h"
 
 namespace lowbit::ckpt {

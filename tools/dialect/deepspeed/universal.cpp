@@ -5,11 +5,12 @@
 #include <set>
 
 #include "container/deepspeed/model_states.h"
-#include "dialect/common/document_leaves.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/numbers.h"
-#include "dialect/common/optimizer_tree.h"
-#include "dialect/common/weights.h"
+#include "dialect/model/parameter_names.h"
+#include "dialect/numbers/document_leaves.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/numbers/numbers.h"
+#include "dialect/tree/optimizer_tree.h"
+#include "dialect/tree/weights.h"
 #include "io/file.h"
 #include "io/text.h"
 

@@ -3,8 +3,8 @@
 
 #include <memory>
 
-#include "dialect/common/blocks.h"
 #include "dialect/common/dialect.h"
+#include "dialect/requantize/blocks.h"
 
 namespace lowbit::ckpt {
 

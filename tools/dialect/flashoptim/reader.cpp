@@ -13,9 +13,9 @@
 
 #include "core/half.h"
 #include "core/param/bfloat16.h"
-#include "dialect/common/adapters.h"
-#include "dialect/common/formats.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/adapters.h"
 #include "io/scratch_buffer.h"
 #include "io/text.h"
 

@@ -4,11 +4,11 @@
 
 #include "core/half.h"
 #include "core/param/bfloat16.h"
-#include "dialect/common/adapters.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/nearest.h"
 #include "dialect/common/other_libraries.h"
 #include "dialect/flashoptim/flashoptim.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
 #include "io/scratch_buffer.h"
 #include "io/text.h"
 

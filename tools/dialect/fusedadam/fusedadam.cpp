@@ -7,8 +7,8 @@
 //   group      lr, bias_correction, betas, eps, weight_decay, step
 #include <algorithm>
 
-#include "dialect/common/master.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/requantize/master.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -2,11 +2,11 @@
 #include <algorithm>
 #include <cmath>
 
-#include "dialect/common/algorithm.h"
-#include "dialect/common/numbers.h"
-#include "dialect/common/optimizer_tree.h"
-#include "dialect/common/weights.h"
 #include "dialect/lowbit/lowbit.h"
+#include "dialect/numbers/numbers.h"
+#include "dialect/tree/algorithm.h"
+#include "dialect/tree/optimizer_tree.h"
+#include "dialect/tree/weights.h"
 #include "policy/names.h"
 
 namespace lowbit::ckpt {

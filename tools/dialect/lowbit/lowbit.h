@@ -5,7 +5,7 @@
 #include <string>
 
 #include "dialect/common/dialect.h"
-#include "dialect/common/presets.h"
+#include "dialect/model/presets.h"
 #include "policy/presets.h"
 
 namespace lowbit::ckpt {

@@ -4,13 +4,13 @@
 #include <algorithm>
 
 #include "core/layout.h"
-#include "dialect/common/algorithm.h"
-#include "dialect/common/dequantize.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/formats.h"
-#include "dialect/common/numbers.h"
-#include "dialect/common/optimizer_tree.h"
-#include "dialect/common/weights.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/numbers/numbers.h"
+#include "dialect/requantize/dequantize.h"
+#include "dialect/tree/algorithm.h"
+#include "dialect/tree/optimizer_tree.h"
+#include "dialect/tree/weights.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

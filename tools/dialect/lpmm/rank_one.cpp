@@ -6,7 +6,7 @@
 #include <limits>
 #include <mutex>
 
-#include "dialect/common/floats.h"
+#include "dialect/numbers/floats.h"
 #include "io/scratch_buffer.h"
 
 namespace lowbit::ckpt {

@@ -6,8 +6,8 @@
 #include <utility>
 #include <vector>
 
-#include "dialect/common/blocks.h"
-#include "dialect/common/dequantize.h"
+#include "dialect/requantize/blocks.h"
+#include "dialect/requantize/dequantize.h"
 
 namespace lowbit::ckpt {
 

@@ -10,12 +10,12 @@
 
 #include <algorithm>
 
-#include "dialect/common/adapters.h"
-#include "dialect/common/dequantize.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/formats.h"
 #include "dialect/common/other_libraries.h"
 #include "dialect/lpmm/rank_one.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/requantize/dequantize.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

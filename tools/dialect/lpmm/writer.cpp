@@ -2,14 +2,14 @@
 // 1, and its settings beside them.
 #include <algorithm>
 
-#include "dialect/common/adapters.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/formats.h"
-#include "dialect/common/nearest.h"
 #include "dialect/common/other_libraries.h"
 #include "dialect/lpmm/config.h"
 #include "dialect/lpmm/lpmm.h"
 #include "dialect/lpmm/rank_one.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -1,10 +1,10 @@
 // The dialect of Megatron-Core's distributed checkpoint: read as torch's, from its view.
 #include <algorithm>
 
-#include "dialect/common/algorithm.h"
 #include "dialect/common/dialect.h"
-#include "dialect/common/master.h"
-#include "dialect/common/megatron.h"
+#include "dialect/megatron_view/megatron.h"
+#include "dialect/requantize/master.h"
+#include "dialect/tree/algorithm.h"
 
 namespace lowbit::ckpt {
 namespace {

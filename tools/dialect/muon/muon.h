@@ -11,7 +11,7 @@
 #include <string>
 
 #include "dialect/common/dialect.h"
-#include "dialect/common/optimizer_tree.h"
+#include "dialect/tree/optimizer_tree.h"
 
 namespace lowbit::ckpt {
 

@@ -1,9 +1,9 @@
 // Writing Muon's state for other libraries.
 #include <algorithm>
 
-#include "dialect/common/floats.h"
 #include "dialect/common/other_libraries.h"
 #include "dialect/muon/muon.h"
+#include "dialect/numbers/floats.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

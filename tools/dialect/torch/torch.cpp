@@ -2,12 +2,12 @@
 // converted.
 #include <algorithm>
 
-#include "dialect/common/algorithm.h"
 #include "dialect/common/dialect.h"
-#include "dialect/common/document_leaves.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/numbers.h"
-#include "dialect/common/optimizer_tree.h"
+#include "dialect/numbers/document_leaves.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/numbers/numbers.h"
+#include "dialect/tree/algorithm.h"
+#include "dialect/tree/optimizer_tree.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

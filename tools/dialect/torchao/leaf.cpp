@@ -1,10 +1,10 @@
 #include "dialect/torchao/leaf.h"
 
-#include "dialect/common/adapters.h"
-#include "dialect/common/floats.h"
-#include "dialect/common/formats.h"
-#include "dialect/common/nearest.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/model/formats.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
 #include "dialect/torchao/state.h"
 #include "io/text.h"
 

@@ -3,7 +3,7 @@
 
 #include <memory>
 
-#include "container/common/box.h"
+#include "container/manifest/box.h"
 #include "dialect/common/dialect.h"
 #include "dialect/torchao/kind.h"
 

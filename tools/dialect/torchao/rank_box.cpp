@@ -2,9 +2,9 @@
 
 #include <algorithm>
 
-#include "dialect/common/adapters.h"
-#include "dialect/common/blocks.h"
-#include "dialect/common/nearest.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/requantize/blocks.h"
+#include "dialect/requantize/nearest.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

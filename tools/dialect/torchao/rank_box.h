@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "dialect/common/model.h"
+#include "dialect/model/model.h"
 #include "dialect/torchao/kind.h"
 
 namespace lowbit::ckpt {

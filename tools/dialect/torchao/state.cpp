@@ -2,10 +2,10 @@
 
 #include <algorithm>
 
-#include "container/common/record_reader.h"
-#include "container/common/tensor_reader.h"
-#include "dialect/common/adapters.h"
-#include "dialect/common/floats.h"
+#include "container/manifest/record_reader.h"
+#include "container/manifest/tensor_reader.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/numbers/floats.h"
 #include "dialect/torchao/rank_box.h"
 #include "io/text.h"
 

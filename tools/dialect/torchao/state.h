@@ -1,7 +1,7 @@
 // What a leaf of torchao's holds: one state, quantized or plain, in one part or one for each rank.
 #pragma once
 
-#include "dialect/common/model.h"
+#include "dialect/model/model.h"
 #include "dialect/torchao/kind.h"
 
 namespace lowbit::ckpt {

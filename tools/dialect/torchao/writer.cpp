@@ -2,12 +2,12 @@
 // elements and is a multiple of a block, plain float32 tensors elsewhere.
 #include <algorithm>
 
-#include "dialect/common/adapters.h"
-#include "dialect/common/algorithm.h"
-#include "dialect/common/nearest.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/numbers/adapters.h"
+#include "dialect/requantize/nearest.h"
 #include "dialect/torchao/leaf.h"
 #include "dialect/torchao/torchao.h"
+#include "dialect/tree/algorithm.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

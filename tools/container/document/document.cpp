@@ -1,0 +1,237 @@
+#include "container/document/document.h"
+
+#include <algorithm>
+
+#include "container/manifest/box.h"
+#include "container/manifest/record_reader.h"
+#include "container/manifest/tensor_reader.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// A tensor of a manifest, by ranges of its row-major order.
+class StoredSource : public Source {
+ public:
+  StoredSource(std::shared_ptr<const Manifest> manifest, const Tensor& tensor)
+      : manifest_(std::move(manifest)), tensor_(tensor), reader_(*manifest_) {}
+
+  Status read(uint64_t first, uint64_t count, void* out) override {
+    RETURN_IF_ERROR(read_range(Box{Shape(tensor_.shape.size(), 0), tensor_.shape}, 0, first, count,
+                               static_cast<char*>(out)));
+    // A document has many tensors, which are read one after the other.
+    if (first + count == volume(tensor_.shape)) reader_.forget();
+    return fine();
+  }
+
+ private:
+  /// Elements [first, first + count) of the box, whose dimensions before `d` are of one element.
+  Status read_range(Box box, size_t d, uint64_t first, uint64_t count, char* out) {
+    if (count == 0) return fine();
+    if (first == 0 && count == volume(box.shape)) return reader_.read(tensor_, box, out);
+    const auto width = static_cast<uint64_t>(tensor_.dtype->bytes);
+    const uint64_t row = volume(box.shape) / static_cast<uint64_t>(box.shape[d]);
+    // A part of the first row, whole rows, a part of the last.
+    while (count > 0) {
+      Box part = box;
+      const auto at = static_cast<int64_t>(first / row);
+      const uint64_t inside = first % row;
+      part.offset[d] = box.offset[d] + at;
+      uint64_t n;
+      if (inside == 0 && count >= row) {
+        part.shape[d] = static_cast<int64_t>(count / row);
+        n = count / row * row;
+        RETURN_IF_ERROR(reader_.read(tensor_, part, out));
+      } else {
+        part.shape[d] = 1;
+        n = std::min(count, row - inside);
+        RETURN_IF_ERROR(read_range(part, d + 1, inside, n, out));
+      }
+      first += n;
+      count -= n;
+      out += n * width;
+    }
+    return fine();
+  }
+
+  std::shared_ptr<const Manifest> manifest_;
+  const Tensor& tensor_;
+  TensorReader reader_;
+};
+
+/// Makes the leaf of a tensor subclass a kSubclass with a leaf for each inner tensor.
+void add_parts(Leaf& leaf, const std::shared_ptr<const Manifest>& manifest, const Tensor& t,
+               Stored stored) {
+  const auto inner = std::make_shared<Manifest>();
+  inner->kind = manifest->kind;
+  inner->path = manifest->path;
+  inner->container = manifest->container;
+  for (const auto& [name, payload] : stored.parts) {
+    Tensor part{t.name, t.path, payload.dtype, payload.shape, {}};
+    part.chunks.push_back({Shape(payload.shape.size(), 0), payload.shape, t.chunks[0].extent});
+    part.part = name;
+    inner->tensors.push_back(std::move(part));
+  }
+  leaf.kind = Leaf::Kind::kSubclass;
+  leaf.source = nullptr;
+  leaf.cls = std::move(stored.cls);
+  leaf.attributes = std::move(stored.attributes);
+  for (const Tensor& part : inner->tensors) {
+    Leaf l;
+    l.path = {Key(part.part)};
+    l.dtype = part.dtype;
+    l.shape = part.shape;
+    l.source = source_of(inner, part);
+    leaf.parts.push_back(std::move(l));
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor) {
+  return std::make_shared<StoredSource>(std::move(manifest), tensor);
+}
+
+const Leaf* Document::find(std::string_view name) const {
+  for (const Leaf& leaf : leaves) {
+    if (leaf.name() == name) return &leaf;
+  }
+  return nullptr;
+}
+
+Status Document::finish() const {
+  if (manifest != nullptr) RETURN_IF_ERROR(manifest->container->reader().finish());
+  for (const auto& other : others) RETURN_IF_ERROR(other->container->reader().finish());
+  return fine();
+}
+
+std::vector<std::string> Document::sources() const {
+  std::vector<std::string> out;
+  if (manifest != nullptr) out.push_back(manifest->path);
+  for (const auto& other : others) out.push_back(other->path);
+  return out;
+}
+
+uint64_t Document::unchecked() const {
+  uint64_t n = manifest == nullptr ? 0 : manifest->container->reader().unchecked();
+  for (const auto& other : others) n += other->container->reader().unchecked();
+  return n;
+}
+
+namespace {
+
+/// A blob that is no plain value may be anything that Python pickles, but it must be whole.
+Status check_opaque(const Manifest& manifest, const Blob& blob) {
+  std::vector<FileExtent> items = {blob.extent};
+  items.insert(items.end(), blob.more.begin(), blob.more.end());
+  std::string buffer;
+  for (const FileExtent& item : items) {
+    const std::string what =
+        manifest.container->files().name(item.file) + ": " + printable(blob.name);
+    ASSIGN_OR_RETURN(records, manifest.container->records(item, what));
+    for (const Record& r : records) {
+      for (uint64_t at = 0; at < r.size; at += buffer.size()) {
+        buffer.resize(std::min<uint64_t>(1u << 20, r.size - at));
+        RETURN_IF_ERROR(
+            manifest.container->reader().read(r, at, buffer.data(), buffer.size(), what));
+      }
+    }
+  }
+  return fine();
+}
+
+/// Whether an item of a DCP tensor is a tensor subclass: items of another size than the values tell
+/// are looked into.
+Result<bool> is_subclass(const Manifest& manifest, const Tensor& t, const Chunk& c) {
+  const uint64_t bytes = volume(c.shape) * static_cast<uint64_t>(t.dtype->bytes);
+  // A large one's length tells: codes and scales take another part of the values' bytes.
+  if (c.extent.transform == 0 && bytes >= 1u << 16 && c.extent.length >= bytes + 512 &&
+      c.extent.length <= bytes + 4096)
+    return false;
+  ASSIGN_OR_RETURN(seen, manifest.container->seems_subclass(t, c));
+  if (!seen) return false;
+  ASSIGN_OR_RETURN(stored, manifest.container->stored(t, c));
+  return !stored.cls.empty();
+}
+
+/// Whether any item of a DCP tensor is one. Libraries keep small parts plain, so the first tells
+/// nothing of the others; but parts of one shape are kept in one way, so one of each is enough.
+constexpr size_t kShapes = 8;
+Result<bool> has_subclass(const Manifest& manifest, const Tensor& t) {
+  std::vector<const Shape*> seen;
+  for (const Chunk& c : t.chunks) {
+    const auto same = [&](const Shape* shape) { return *shape == c.shape; };
+    if (std::any_of(seen.begin(), seen.end(), same)) continue;
+    ASSIGN_OR_RETURN(subclass, is_subclass(manifest, t, c));
+    if (subclass) return true;
+    if (seen.size() < kShapes) seen.push_back(&c.shape);
+  }
+  return false;
+}
+
+}  // namespace
+
+Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
+  Document out;
+  out.manifest = manifest;
+  out.dicts = manifest->dicts;
+  std::vector<size_t> order = manifest->order;
+  if (order.empty()) {
+    order.resize(manifest->tensors.size() + manifest->blobs.size());
+    for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  }
+  for (const size_t i : order) {
+    Leaf leaf;
+    if (i < manifest->tensors.size()) {
+      const Tensor& t = manifest->tensors[i];
+      leaf.path = t.path;
+      leaf.dtype = t.dtype;
+      leaf.shape = t.shape;
+      leaf.stored = &t;
+      if (manifest->kind == ContainerKind::kDcp) {
+        ASSIGN_OR_RETURN(subclass, has_subclass(*manifest, t));
+        if (!subclass) leaf.source = source_of(manifest, t);
+      } else {
+        ASSIGN_OR_RETURN(stored, manifest->container->stored(t, t.chunks[0]));
+        if (stored.cls.empty()) {
+          leaf.source = source_of(manifest, t);
+        } else {
+          add_parts(leaf, manifest, t, std::move(stored));
+        }
+      }
+    } else {
+      const Blob& b = manifest->blobs[i - manifest->tensors.size()];
+      leaf.path = b.path;
+      leaf.blob = &b;
+      const auto value = b.value ? Result<Value>(*b.value) : manifest->container->value(b);
+      leaf.kind =
+          value.ok() && !value.value().is_opaque() ? Leaf::Kind::kValue : Leaf::Kind::kOpaque;
+      if (value.ok()) {
+        leaf.value = value.value();
+      } else {
+        RETURN_IF_ERROR(check_opaque(*manifest, b));
+      }
+    }
+    out.leaves.push_back(std::move(leaf));
+  }
+  return out;
+}
+
+Status for_elements(const Leaf& leaf, uint64_t begin, uint64_t end, uint64_t limit,
+                    const std::function<Status(const char*, uint64_t, uint64_t)>& use) {
+  const auto width = static_cast<uint64_t>(leaf.dtype->bytes);
+  const uint64_t at_once = std::max<uint64_t>(1, limit / width);
+  if (leaf.source == nullptr)
+    return failed(printable(leaf.name()) +
+                  ": is a tensor subclass, which only its own dialect can read");
+  std::string buffer;
+  for (uint64_t at = begin; at < end; at += at_once) {
+    const uint64_t count = std::min(at_once, end - at);
+    buffer.resize(count * width);
+    RETURN_IF_ERROR(leaf.source->read(at, count, buffer.data()));
+    RETURN_IF_ERROR(use(buffer.data(), at, count));
+  }
+  return fine();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,94 @@
+// A checkpoint as a tree of readable leaves, from a file or from a conversion. Containers read one,
+// dialects turn one into another, and writers read the elements they need.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "container/manifest/box.h"
+#include "container/manifest/manifest.h"
+
+namespace lowbit::ckpt {
+
+/// The elements of one dense tensor. One thread at a time calls `read`, usually with rising ranges;
+/// different threads may read different sources.
+class Source {
+ public:
+  virtual ~Source() = default;
+  /// Reads elements [first, first + count), row-major and in the dtype of the leaf, into `out`.
+  virtual Status read(uint64_t first, uint64_t count, void* out) = 0;
+};
+
+/// A leaf of the tree: a tensor whose elements can be read from anywhere, or a value. The second of
+/// the forms that one tensor takes on its way through a conversion, after Tensor and before State.
+struct Leaf {
+  enum class Kind : uint8_t { kTensor, kSubclass, kValue, kOpaque };
+  Kind kind = Kind::kTensor;
+  Path path;
+  // kTensor; of a kSubclass these are the outer ones, and it has no source:
+  const Dtype* dtype = nullptr;
+  Shape shape;
+  std::shared_ptr<Source> source;
+  const Tensor* stored = nullptr;  // in Document::manifest, where the bytes are those of a tensor
+                                   // there: its items may be copied as they are
+  // kSubclass: a tensor subclass of class `cls`, one item as a whole (torch.save, or one DCP chunk)
+  std::string cls;
+  Value attributes;
+  std::vector<Leaf> parts;  // named by a path of one name
+  // For a cut of a directory inside a block: the box as a leaf without a path, quantized anew or
+  // plain, as its library stores it. Empty: such a cut is an error.
+  std::function<Result<Leaf>(const Box&)> recut = {};
+  // kValue; kOpaque: an item of a directory that is no plain value and is copied as it is, or the
+  // names of the classes of a file's objects, which cannot be written
+  Value value;
+  const Blob* blob = nullptr;  // in Document::manifest, where it came from there unchanged
+
+  std::string name() const { return flat_name(path); }
+  uint64_t bytes() const { return volume(shape) * static_cast<uint64_t>(dtype->bytes); }
+};
+
+/// A checkpoint's leaves, and the manifests that they are read from.
+struct Document {
+  std::shared_ptr<const Manifest> manifest;  // where leaves were read from; null where nowhere
+  std::vector<Leaf> leaves;                  // in the tree's order; paths are unique
+  std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
+                                             // user gave one: dialects may ask it for shapes
+  std::vector<DictInfo> dicts = {};          // see Manifest; those without leaves are not written
+  /// The flat path of the optimizer's state dict that is meant, where the user said it; "" is the top.
+  std::optional<std::string> optimizer = {};
+  /// common.pt, where Megatron-Core has put one beside a DCP directory: what is no tensor.
+  std::shared_ptr<const Document> common = {};
+  /// Whose parameters are in which group, where the user said it and common.pt does not:
+  /// "N=PATTERN", the number of a group and names in it.
+  std::vector<std::string> members = {};
+  /// Further checkpoints that its sources read: the original of one that a dialect made.
+  std::vector<std::shared_ptr<const Manifest>> others = {};
+  /// The leaf with a flat name; null if there is none.
+  const Leaf* find(std::string_view name) const;
+  /// Verifies records that were read in part, and that no file changed. Call it after the last read
+  /// and before trusting the result; writers do so before their output appears.
+  Status finish() const;
+  /// The paths that are read. None of them may be written.
+  std::vector<std::string> sources() const;
+  /// The number of records read that had no checksum.
+  uint64_t unchecked() const;
+};
+
+/// The leaves of a manifest. A subclass in a container of one file is a kSubclass. In a DCP
+/// directory, a tensor whose first chunk is a subclass is a kTensor without a source, and dialects
+/// read it through `manifest->container->stored`.
+Result<Document> document_of(std::shared_ptr<const Manifest> manifest);
+
+/// The elements of a tensor of the manifest. `tensor` must live as long as `manifest`.
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor);
+
+/// Calls `use(bytes, first, count)` with elements [begin, end) of a leaf, in pieces of at most
+/// `limit` bytes.
+Status for_elements(const Leaf& leaf, uint64_t begin, uint64_t end, uint64_t limit,
+                    const std::function<Status(const char*, uint64_t, uint64_t)>& use);
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,240 @@
+#include "container/document/torch_archive.h"
+
+#include <algorithm>
+#include <unordered_map>
+
+#include "container/document/tree.h"
+#include "container/manifest/record_reader.h"
+#include "container/pickled/globals.h"
+#include "io/text.h"
+#include "pickle/writer.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// Python's pickler on torch's objects, opcode by opcode.
+class Pickler {
+ public:
+  Pickler(const Document& document, const std::vector<TreeNode>& tree)
+      : shares_(document.manifest != nullptr &&
+                (document.manifest->kind == ContainerKind::kTorch ||
+                 document.manifest->kind == ContainerKind::kLegacy)),
+        tree_(tree) {}
+
+  TorchArchive run() {
+    node(0);
+    out_.pickle = w_.finish();
+    return std::move(out_);
+  }
+
+ private:
+  void node(size_t number) {
+    const TreeNode& n = tree_[number];
+    const size_t count = n.children.size();
+    switch (n.kind) {
+      case TreeNode::Kind::kLeaf:
+        return leaf(*n.leaf, n.info);
+      case TreeNode::Kind::kList:
+        w_.empty_list().put();
+        return write_items(w_, count, [&](size_t i) { node(n.children[i].second); });
+      case TreeNode::Kind::kTuple:
+        if (count > 3) w_.mark();
+        for (const auto& [key, child] : n.children) node(child);
+        w_.tuple(count).put();
+        return;
+      case TreeNode::Kind::kDict:
+        break;
+    }
+    const bool ordered = n.info != nullptr && n.info->ordered;
+    if (ordered) {
+      ordered_dict();
+    } else {
+      w_.empty_dict().put();
+    }
+    write_entries(w_, count, ordered, [&](size_t i) {
+      const Key& key = n.children[i].first;
+      if (key.is_name()) {
+        w_.text(key.name);
+      } else {
+        w_.integer(key.number);
+      }
+      node(n.children[i].second);
+    });
+    if (ordered) attributes(*n.info);
+  }
+
+  void leaf(const Leaf& l, const DictInfo* info) {
+    switch (l.kind) {
+      case Leaf::Kind::kTensor:
+        ++out_.tensors;
+        return tensor(l);
+      case Leaf::Kind::kSubclass:
+        ++out_.tensors;
+        return subclass(l);
+      default:
+        ++out_.values;
+        write_value(w_, l.value);
+        if (info != nullptr && l.value.is(Value::Kind::kOrdered)) attributes(*info);
+    }
+  }
+
+  void attributes(const DictInfo& info) {
+    if (!info.attributes.is_dict()) return;
+    write_value(w_, info.attributes);
+    w_.build();
+  }
+  void ordered_dict() { w_.global("collections", "OrderedDict").tuple(0).call().put(); }
+  void sizes(const Shape& s) {
+    w_.integers(s);
+    if (!s.empty()) w_.put();
+  }
+
+  void tensor(const Leaf& l) {
+    const Alias* alias =
+        shares_ && l.stored != nullptr && l.stored->alias ? &*l.stored->alias : nullptr;
+    const Gradient gradient = l.stored != nullptr ? l.stored->gradient : Gradient{};
+    if (gradient.parameter) w_.global("torch._utils", "_rebuild_parameter");
+    dense(l, alias, !gradient.parameter && gradient.requires_grad);
+    if (!gradient.parameter) return;
+    w_.boolean(gradient.requires_grad);
+    ordered_dict();
+    w_.tuple(3).put().call().put();
+  }
+
+  /// The number of the leaf's storage: one that was written for another leaf where they share it.
+  size_t storage(const Leaf& l, const Alias* alias) {
+    const uint64_t width = static_cast<uint64_t>(l.dtype->bytes);
+    if (alias == nullptr) {
+      out_.storages.push_back({&l, false, l.bytes()});
+      return out_.storages.size() - 1;
+    }
+    const auto [known, is_new] = shared_.try_emplace(alias->storage, out_.storages.size());
+    if (is_new) out_.storages.push_back({&l, true, alias->elements * width});
+    return known->second;
+  }
+
+  void dense(const Leaf& l, const Alias* alias, bool requires_grad) {
+    const bool is_typed = l.dtype->storage[0] != '\0';
+    const size_t number = storage(l, alias);
+    const uint64_t bytes = out_.storages[number].bytes;
+    w_.global("torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
+    w_.mark().text("storage");
+    if (is_typed) {
+      w_.global("torch", l.dtype->storage);
+    } else {
+      w_.global("torch.storage", "UntypedStorage");
+    }
+    const uint64_t count = is_typed ? bytes / static_cast<uint64_t>(l.dtype->bytes) : bytes;
+    w_.own_text(std::to_string(number)).text("cpu").integer(static_cast<int64_t>(count));
+    w_.tuple(5).put().persistent();
+    w_.integer(alias == nullptr ? 0 : static_cast<int64_t>(alias->first));
+    sizes(l.shape);
+    sizes(alias == nullptr ? row_major(l.shape) : alias->stride);
+    w_.boolean(requires_grad);
+    ordered_dict();
+    if (!is_typed) w_.global("torch", l.dtype->name);
+    w_.tuple(7).put().call().put();
+  }
+
+  void subclass(const Leaf& l) {
+    const size_t dot = l.cls.find_last_of('.');
+    const std::string module = l.cls.substr(0, dot), name = l.cls.substr(dot + 1);
+    w_.global("torch._tensor", "_rebuild_from_type_v2").mark();
+    w_.global("torch._utils", "_rebuild_wrapper_subclass").global(module, name).mark();
+    w_.global(module, name).global("torch", l.dtype->name);
+    sizes(l.shape);
+    sizes(row_major(l.shape));
+    w_.integer(0);
+    if (layout_) {  // there is one object for it in Python
+      w_.get(*layout_);
+    } else {
+      w_.global("torch.serialization", "_get_layout").text("torch.strided").tuple(1).put().call();
+      layout_ = w_.next();
+      w_.put();
+    }
+    write_value(w_, Value{.kind = Value::Kind::kDevice, .text = "cpu"});
+    w_.boolean(false).tuple(8).put();
+    w_.empty_dict().put();
+    const auto& extra = l.attributes.items;
+    write_entries(w_, l.parts.size() + extra.size() / 2, false, [&](size_t i) {
+      if (i < l.parts.size()) {
+        w_.text(l.parts[i].path[0].name);
+        dense(l.parts[i], nullptr, false);
+      } else {
+        write_value(w_, extra[2 * (i - l.parts.size())]);
+        write_value(w_, extra[2 * (i - l.parts.size()) + 1]);
+      }
+    });
+    w_.tuple(4).put().call().put();
+  }
+
+  bool shares_;
+  const std::vector<TreeNode>& tree_;
+  PickleWriter w_{2};
+  TorchArchive out_;
+  std::unordered_map<std::string, size_t> shared_;
+  std::optional<uint64_t> layout_;
+};
+
+/// Calls `use` with the bytes of a whole storage of the source.
+Status for_record(const Manifest& manifest, const Leaf& leaf, uint64_t piece,
+                  const std::function<Status(const char*, uint64_t)>& use) {
+  ASSIGN_OR_RETURN(stored, manifest.container->stored(*leaf.stored, leaf.stored->chunks[0]));
+  const Record& record = stored.parts[0].second.record;
+  RecordReader& reader = manifest.container->reader();
+  std::string buffer;
+  for (uint64_t at = 0; at < record.size; at += buffer.size()) {
+    buffer.resize(std::min(piece, record.size - at));
+    RETURN_IF_ERROR(reader.read(record, at, buffer.data(), buffer.size(), printable(leaf.name())));
+    RETURN_IF_ERROR(use(buffer.data(), buffer.size()));
+  }
+  return fine();
+}
+
+}  // namespace
+
+Result<TorchArchive> torch_archive(const Document& document) {
+  for (const Leaf& leaf : document.leaves) {
+    const std::string name = printable(leaf.name());
+    if (leaf.kind == Leaf::Kind::kOpaque)
+      return bad(name +
+                 ": is a pickled object that is no plain value, which only a directory can "
+                 "keep; --exclude leaves it out");
+    if (leaf.kind == Leaf::Kind::kTensor && leaf.source == nullptr)
+      return bad(name + ": is a tensor subclass in parts, which only its own dialect reads");
+    if (leaf.kind == Leaf::Kind::kSubclass && !is_known_subclass(leaf.cls))
+      return bad(name + ": is a " + printable(leaf.cls) + ", which is not written");
+  }
+  ASSIGN_OR_RETURN(tree, tree_of(document));
+  return Pickler(document, tree).run();
+}
+
+Status write_archive(ZipWriter& zip, const TorchArchive& archive, const Document& document,
+                     uint64_t piece, const std::function<Status(uint64_t)>& wrote) {
+  RETURN_IF_ERROR(zip.record("data.pkl", archive.pickle));
+  RETURN_IF_ERROR(zip.record(".format_version", "1"));
+  RETURN_IF_ERROR(zip.record(".storage_alignment", "64"));
+  RETURN_IF_ERROR(zip.record("byteorder", "little"));
+  uint64_t done = 0;
+  for (size_t i = 0; i < archive.storages.size(); ++i) {
+    const TorchStorage& s = archive.storages[i];
+    RETURN_IF_ERROR(zip.begin("data/" + std::to_string(i), s.bytes));
+    const auto put = [&](const char* data, uint64_t bytes) -> Status {
+      RETURN_IF_ERROR(zip.data(data, bytes));
+      done += bytes;
+      return wrote(done);
+    };
+    if (s.whole) {
+      RETURN_IF_ERROR(for_record(*document.manifest, *s.leaf, piece, put));
+    } else {
+      const auto width = static_cast<uint64_t>(s.leaf->dtype->bytes);
+      RETURN_IF_ERROR(for_elements(
+          *s.leaf, 0, volume(s.leaf->shape), piece,
+          [&](const char* data, uint64_t, uint64_t count) { return put(data, count * width); }));
+    }
+    RETURN_IF_ERROR(zip.end());
+  }
+  return fine();
+}
+
+}  // namespace lowbit::ckpt

@@ -1,0 +1,130 @@
+#include "container/pickled/item.h"
+
+#include <algorithm>
+
+#include "container/pickled/globals.h"
+#include "io/buffered_file.h"
+#include "io/text.h"
+#include "pickle/plain.h"
+#include "pickle/reader.h"
+#include "pickle/writer.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+constexpr uint64_t kMaxItemPickle = 64u << 20;
+
+struct ItemArchive {
+  ZipIndex index;
+  std::string pickle;
+};
+
+Result<ItemArchive> open_item(const File& whole, const FileExtent& extent,
+                              const std::string& what) {
+  const BufferedFile file(whole, extent.offset, extent.offset + extent.length);
+  ItemArchive out;
+  ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
+  const ZipRecord* data = index.find("data.pkl");
+  if (data == nullptr || index.find("version") == nullptr)
+    return bad(what + ": is not an archive of torch.save");
+  if (const ZipRecord* order = index.find("byteorder")) {
+    std::string text(std::min<uint64_t>(order->size, 16), '\0');
+    RETURN_IF_ERROR(file.read(order->offset, text.data(), text.size()));
+    if (text != "little") return bad(what + ": was written by a big-endian machine");
+  }
+  if (data->size > kMaxItemPickle)
+    return too_large(what + ": its pickle has " + std::to_string(data->size) +
+                     " bytes, more than the limit of " + std::to_string(kMaxItemPickle));
+  RETURN_IF_ERROR(check_crc(file, index, *data, what));
+  out.pickle.resize(data->size);
+  RETURN_IF_ERROR(file.read(data->offset, out.pickle.data(), out.pickle.size()));
+  out.index = std::move(index);
+  return out;
+}
+
+/// The storages of one item.
+class ItemStorages : public Storages {
+ public:
+  ItemStorages(const ZipIndex& index, uint32_t file) : index_(index), file_(file) {}
+  Result<Record> find(const StorageName& name, const std::string& what) override {
+    const ZipRecord* r = index_.find("data/" + name.key);
+    // Items that others write leave out a record of no bytes.
+    if (r == nullptr && name.count == 0) return Record{};
+    if (r == nullptr) return bad(what + ": its record data/" + printable(name.key) + " is missing");
+    return Record{r->name, file_, r->offset, r->size, r->crc, index_.has_crcs};
+  }
+
+ private:
+  const ZipIndex& index_;
+  uint32_t file_;
+};
+
+}  // namespace
+
+Result<TensorNode> read_stored(const File& file, const FileExtent& extent,
+                               const std::string& what) {
+  ASSIGN_OR_RETURN(archive, open_item(file, extent, what));
+  ASSIGN_OR_RETURN(p, read_pickle(std::move(archive.pickle), tensor_globals(), what));
+  ItemStorages storages(archive.index, extent.file);
+  ASSIGN_OR_RETURN(node, read_tensor(p, p.root, storages, what));
+  if (node.is_expanded)  // torch saves a copy
+    return bad(what + ": its strides give one value to many elements");
+  return node;
+}
+
+Result<Payload> read_payload(const File& file, const FileExtent& extent, const std::string& what) {
+  ASSIGN_OR_RETURN(node, read_stored(file, extent, what));
+  if (!node.stored.cls.empty())
+    return bad(what + ": is a " + printable(node.stored.cls) + ", which is no plain tensor");
+  return std::move(node.stored.parts[0].second);
+}
+
+Result<Value> read_value(const File& file, const FileExtent& extent, const std::string& what) {
+  ASSIGN_OR_RETURN(archive, open_item(file, extent, what));
+  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(archive.pickle), tree_globals(), what));
+  return plain_value(pickle, pickle.root, what);
+}
+
+namespace {
+
+/// The pickle of a tensor in the words, and with the memo, of torch.save.
+std::string tensor_pickle(const Dtype& dtype, const Shape& shape) {
+  const bool typed = dtype.storage[0] != '\0';
+  const uint64_t count = volume(shape), bytes = count * static_cast<uint64_t>(dtype.bytes);
+  PickleWriter w(2);
+  w.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
+  w.mark().text("storage");
+  if (typed) {
+    w.global("torch", dtype.storage);
+  } else {
+    w.global("torch.storage", "UntypedStorage");
+  }
+  w.text("0").text("cpu").integer(static_cast<int64_t>(typed ? count : bytes)).tuple(5).put();
+  w.persistent().integer(0);
+  const auto sizes = [&w](const Shape& s) {
+    w.integers(s);
+    if (!s.empty()) w.put();
+  };
+  sizes(shape);
+  sizes(row_major(shape));
+  w.boolean(false).global("collections", "OrderedDict").tuple(0).call().put();
+  if (!typed) w.global("torch", dtype.name);
+  return w.tuple(7).put().call().put().finish();
+}
+
+}  // namespace
+
+Status begin_tensor(ZipWriter& zip, const Dtype& dtype, const Shape& shape) {
+  RETURN_IF_ERROR(zip.record("data.pkl", tensor_pickle(dtype, shape)));
+  RETURN_IF_ERROR(zip.record(".format_version", "1"));
+  RETURN_IF_ERROR(zip.record(".storage_alignment", "64"));
+  RETURN_IF_ERROR(zip.record("byteorder", "little"));
+  return zip.begin("data/0", volume(shape) * static_cast<uint64_t>(dtype.bytes));
+}
+
+Status finish_tensor(ZipWriter& zip) {
+  RETURN_IF_ERROR(zip.end());
+  return zip.close();
+}
+
+}  // namespace lowbit::ckpt

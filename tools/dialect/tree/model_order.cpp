@@ -1,0 +1,128 @@
+#include "dialect/tree/model_order.h"
+
+#include <algorithm>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+#include "dialect/tree/optimizer_root.h"
+#include "io/text.h"
+
+namespace lowbit::ckpt {
+namespace {
+
+/// Whether a module keeps a tensor of that name and dtype as a buffer: torch's norms do, and no
+/// optimizer is given whole numbers.
+bool is_buffer(const Leaf& leaf) {
+  const std::string name = leaf.path.back().text();
+  const std::string_view dtype = leaf.dtype->name;
+  return name.ends_with("running_mean") || name.ends_with("running_var") ||
+         !(dtype.starts_with("float") || dtype.starts_with("bfloat"));
+}
+
+bool is_below(const Path& path, const Path& root) {
+  return path.size() >= root.size() && std::equal(root.begin(), root.end(), path.begin());
+}
+
+/// Parameters of one dict of tensors, in its order; a tied one by its first name.
+struct ModuleWeights {
+  Path path;
+  std::vector<const Leaf*> params;
+};
+
+std::vector<ModuleWeights> weights_of(const Document& model) {
+  std::vector<Path> roots;
+  for (const OptimizerRoot& root : optimizer_roots(model)) {
+    for (const char* part : {"state", "param_groups"}) {
+      roots.push_back(root.path);
+      roots.back().emplace_back(part);
+    }
+  }
+  std::vector<ModuleWeights> out;
+  for (const Leaf& leaf : model.leaves) {
+    if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty() || is_buffer(leaf)) continue;
+    if (std::any_of(roots.begin(), roots.end(),
+                    [&](const Path& root) { return is_below(leaf.path, root); }))
+      continue;
+    const Path above(leaf.path.begin(), leaf.path.end() - 1);
+    auto at = std::find_if(out.begin(), out.end(),
+                           [&](const ModuleWeights& w) { return w.path == above; });
+    if (at == out.end()) at = out.insert(out.end(), {above, {}});
+    const std::optional<Alias> alias = leaf.stored == nullptr ? std::nullopt : leaf.stored->alias;
+    const bool tied =
+        alias && std::any_of(at->params.begin(), at->params.end(), [&](const Leaf* l) {
+          if (l->stored == nullptr || !l->stored->alias || l->shape != leaf.shape) return false;
+          const Alias& other = *l->stored->alias;
+          return other.storage == alias->storage && other.first == alias->first &&
+                 other.stride == alias->stride;
+        });
+    if (!tied) at->params.push_back(&leaf);
+  }
+  return out;
+}
+
+}  // namespace
+
+Status name_by_model(const Document& document, OptimizerTree& tree) {
+  if (document.model == nullptr || !tree.numbered || tree.params.empty()) return fine();
+  for (const Entry& entry : tree.params) {
+    if (!entry.name.empty()) return fine();
+  }
+  const size_t count = tree.params.size();
+  const std::string model = printable(document.model->manifest->path);
+  const std::string what = "the parameters are numbered, 0 to " + std::to_string(count - 1) + ", ";
+  const std::string advice =
+      "; which is which cannot be known: save the optimizer again with names (its "
+      "constructor takes model.named_parameters()), or leave --model out and keep the numbers";
+  if (tree.groups.size() > 1)
+    return bad(what + "in " + std::to_string(tree.groups.size()) +
+               " groups, which follow no order that " + model + " tells" + advice);
+  const ContainerKind kind = document.model->manifest->kind;
+  if (kind != ContainerKind::kTorch && kind != ContainerKind::kLegacy)
+    return bad(what + "and " + model + " (" + container_name(kind) +
+               ") does not keep the order of the model; give its state dict as a file of "
+               "torch.save" +
+               advice);
+  const std::vector<ModuleWeights> all = weights_of(*document.model);
+  const ModuleWeights* found = nullptr;
+  std::string said;
+  for (const ModuleWeights& weights : all) {
+    said += (said.empty() ? "" : ", ") + std::to_string(weights.params.size()) + " under '" +
+            printable(flat_name(weights.path)) + "'";
+    if (weights.params.size() != count) continue;
+    if (found != nullptr)
+      return bad(what + "and " + model + " has as many weights under '" +
+                 printable(flat_name(found->path)) + "' and '" +
+                 printable(flat_name(weights.path)) + "'; give a file with those of one model");
+    found = &weights;
+  }
+  if (found == nullptr)
+    return bad(what + "and " + model + " has " +
+               (said.empty() ? "no weights" : said + " (" + "without buffers, tied weights once)") +
+               advice);
+  for (size_t i = 0; i < count; ++i) {
+    tree.params[i].name = found->params[i]->path.back().text();
+    tree.weights.push_back(found->params[i]);
+  }
+  for (Group& group : tree.groups) {
+    Value names = Value::list({});
+    for (const size_t p : group.params) names.items.push_back(Value::words(tree.params[p].name));
+    std::erase_if(group.settings, [](const auto& s) { return s.first == "param_names"; });
+    group.settings.emplace_back("param_names", std::move(names));
+  }
+  return fine();
+}
+
+Status check_order(const Model& model) {
+  for (size_t i = 0; i < model.weights.size(); ++i) {
+    const Param& p = model.params[i];
+    const Leaf& weight = *model.weights[i];
+    if (!p.known_shape || p.shape == weight.shape) continue;
+    return bad("parameter " + std::to_string(p.index) + " has the shape " + shape_text(p.shape) +
+               ", and " + printable(weight.name()) + ", which --model has in its place, " +
+               shape_text(weight.shape) + ": they are of other models, or in another order");
+  }
+  return fine();
+}
+
+}  // namespace lowbit::ckpt
