@@ -3,7 +3,7 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test frameworks programs wheel wheel-check sanitize matrix races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test frameworks programs wheel wheel-check sanitize sanitize-python soak matrix races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -85,6 +85,23 @@ sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitize
 	  -DLOWBIT_ISAS=native -DLOWBIT_SANITIZE=address$(COMMA)undefined)
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
+
+# The package's modules under the same sanitizers, loaded by Python in the place of the installed ones (tests/support/sanitized): the fast tests of some rooms.
+# A process of its own for each file, since what a sanitizer keeps of freed memory adds up. Leaks are Python's own, and left to tests/optim/test_operator_leak.py.
+SANITIZED ?= tests/optim tests/state tests/gradients tests/checkpoint
+SANITIZERS = $(foreach l,libasan.so libubsan.so libstdc++.so,$(shell $${CXX:-c++} -print-file-name=$(l)))
+sanitize-python: setup $(VENV)/tests  ## the fast tests on sanitized operators and readers; SANITIZED=: files or folders
+	@$(BIN)/cmake -S . -B build/sanitize-python -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(PYTHON) \
+	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DLOWBIT_ISAS=native -DLOWBIT_CUDA=OFF \
+	  -DLOWBIT_SANITIZE=address$(COMMA)undefined >$(VENV)/cmake-sanitize-python.log || { cat $(VENV)/cmake-sanitize-python.log; exit 1; }
+	@$(call shown,build-sanitize-python.log,$(BIN)/cmake --build build/sanitize-python --target _ops _tensors _checkpoint)
+	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 PYTHONMALLOC=malloc LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
+	  LOWBIT_SANITIZED=$(CURDIR)/build/sanitize-python PYTHONPATH=$(CURDIR)/tests/support/sanitized \
+	  $(PYTHON) -m pytest -q -m "not slow" $(SANITIZED)
+
+# A run with random disturbances beside one without: kills, other numbers of ranks, a late rank, a full disk. make soak MINUTES=60
+soak: setup $(VENV)/tests  ## checkpoints of a run that is disturbed at random have the bytes of one that is not; MINUTES=
+	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m tests.soak --log build/soak.log --minutes $(or $(MINUTES),60)
 
 # pytest.mark.product and whole: every cell of what CI covers by pairs or by a third (LOWBIT_WHOLE).
 matrix: setup $(VENV)/tests  ## whole products of rules, formats, wrappers and dialects
