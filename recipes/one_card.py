@@ -15,6 +15,8 @@ it, and without one its bytes are the tokens.
 from __future__ import annotations
 
 import argparse
+import ctypes
+import gc
 import json
 import os
 import pathlib
@@ -31,6 +33,7 @@ import lowbit
 from lowbit.planning.fit import parsed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+M_MMAP_THRESHOLD = -3  # of malloc.h
 SMALL = {  # 34 M parameters
     "vocab_size": 8192,
     "hidden_size": 512,
@@ -48,6 +51,8 @@ def main() -> None:
     if args.memory is not None:
         print(plan, flush=True)
         limit_memory(parsed(args.memory))
+    if DEVICE.type == "cpu":  # glibc gives freed tensors back to the system from 64 KiB on
+        ctypes.CDLL(None).mallopt(M_MMAP_THRESHOLD, 1 << 16)
     batches = Batches(args)
     warm_up(args)
     before = forget_peak()
@@ -222,6 +227,7 @@ def limit_memory(size: int) -> None:
 
 def forget_peak() -> int:
     """Begins the measurement of the peak, and returns the bytes in use."""
+    gc.collect()
     if DEVICE.type == "cuda":
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()

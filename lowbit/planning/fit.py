@@ -153,8 +153,12 @@ def fit(
             step = causal_step(micro_batch, context, checkpointing, loss_chunk)
         return trace(model, step, dtype)
 
+    @functools.cache
+    def state(options: tuple[tuple[str, Any], ...]) -> tuple[str, int, int]:
+        return ours(dict(options))
+
     def plan(options: Mapping[str, Any], how: Setting) -> Plan:
-        title, card, host = ours(options)
+        title, card, host = state(tuple(options.items()))
         run = passes(how.micro_batch, how.checkpointing, how.loss_chunk)
         return Plan(title, weights, card, host, phases(run, how.step_in_backward))
 

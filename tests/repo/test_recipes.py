@@ -103,6 +103,40 @@ def test_weights_in_bfloat16_are_multiplied_in_either(ranks, tmp_path):
     assert abs(bfloat16["held_out_loss"] - float32["held_out_loss"]) < 0.01
 
 
+def test_a_run_on_one_card_resumes_with_the_same_bits(tmp_path):
+    """`("one_card",`: its peak is near the estimate, within its limit, and below its peers'."""
+    need("frameworks", importlib.util.find_spec("transformers"), "no transformers: make frameworks")
+    sizes = ("--context", "256", "--memory", "1GiB")
+
+    def said(folder, *options):
+        printed = output("one_card", 0, tmp_path, *sizes, "--out", folder, *options)
+        return json.loads(printed.splitlines()[-1]), printed
+
+    whole, printed = said("whole", "--steps", "4", "--export", "exported")
+    assert "a card of 1.00 GiB" in printed and whole["peak"] < 1 << 30
+    losses = [float(x) for x in re.findall(r"loss (\d+\.\d+)", printed)]
+    assert losses[-1] < losses[0]
+    said("cut", "--steps", "2")
+    said("cut", "--steps", "2")
+    a, b = (
+        torch.load(tmp_path / folder / "run.pt", weights_only=True) for folder in ("whole", "cut")
+    )
+    assert a["step"] == b["step"] == 4
+    for key in ("model", "optimizer"):
+        x, y = (each[key].get("state", each[key]) for each in (a, b))
+        torch.testing.assert_close(x, y, rtol=0, atol=0)
+    from safetensors.torch import load_file
+
+    exported = load_file(tmp_path / "exported" / "model.safetensors")
+    for name, value in exported.items():
+        assert torch.equal(a["model"][name], value), name
+    assert 0.8 < whole["ratio"] < 1.25, whole
+    peer, _ = said("torch", "--optimizer", "torch", "--steps", "2")
+    assert peer["peak"] > 2 * whole["peak"]
+    with pytest.raises(AssertionError, match=r"memory|alloc"):
+        said("small", "--steps", "1", "--memory", "60MiB")
+
+
 def test_a_processor_that_must_not_use_its_bfloat16_has_none(monkeypatch):
     monkeypatch.syspath_prepend(str(RECIPES))
     import train_gpt

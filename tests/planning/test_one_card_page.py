@@ -1,0 +1,25 @@
+"""The table of docs/one-card.md is what `estimate` says."""
+
+import importlib.util
+
+import pytest
+from paths import ROOT
+from require import need
+
+pytestmark = pytest.mark.long
+
+
+@pytest.fixture(scope="module")
+def made():
+    need("frameworks", importlib.util.find_spec("transformers"), "no transformers: make frameworks")
+    spec = importlib.util.spec_from_file_location("one_card", ROOT / "docs/site/one_card.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("size", ["1 B", "3 B", "8 B", "14 B"])
+def test_a_row_is_what_estimate_says(made, size):
+    name = next(name for name in made.MODELS if name.startswith(size))
+    said = made.PAGE.read_text().split(made.BEGIN)[1].split(made.END)[0]
+    assert made.row(name) in said.splitlines(), "python docs/site/one_card.py writes it anew"
