@@ -32,9 +32,9 @@ def param_groups(
     Heads are `nn.Linear` layers called lm_head, embed_out, output, head or score; or the model's
     last linear layer, if it is as wide as a vocabulary (`out_features` is some embedding's
     `num_embeddings`). Both keep the optimizer's `state_format` unless said otherwise: 8-bit state
-    of either was not shown to cost loss, as no block has values of two rows (docs/quality.md).
-    A weight that is embedding and head at once keeps float32 state, because 8 bits there raised the
-    loss of rare words. Optimizers with a `rank` step all of these without a subspace.
+    changes the loss by less than chance, as no block has values of two rows (docs/quality.md). A
+    weight that is embedding and head at once keeps float32 state, as fewer runs could tell there.
+    Optimizers with a `rank` step all of these without a subspace.
 
     Args:
         model: before or after `fully_shard`. Wrappers of DDP, FSDP1 and torch.compile are ignored.
