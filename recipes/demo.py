@@ -177,10 +177,6 @@ def main() -> None:
             f"  {name:<20}{b['weights']:>9.2f}{b['gradient']:>10.2f}{b['state']:>8.2f}"
             f"{sum(b.values()):>8.2f}"
         )
-    print(
-        "  (lowbit keeps the state of embeddings and head in float32: "
-        "a large share of a small model)"
-    )
     print(f"{f'loss, {STEPS + MORE} steps':<22}{'last 20':>9}{'held out':>10}")
     resumed = f"resumed at {STEPS}"
     for name, summary in {"float32 AdamW": plain, "lowbit": ours, resumed: three}.items():

@@ -319,9 +319,9 @@ def planned(lines: Lines) -> Iterator[Run]:
     scratch, tuned = list(KINDS)[:2], list(KINDS)[2:]
     for kinds, formats, times in (
         (scratch, (SAME, "8bit"), 1.0),
+        (tuned, (SAME, "8bit"), 1.0),
         # The best rate of tied weights is so high that runs part by chance.
         (["tied"], (SAME, "8bit"), 0.5),
-        (tuned, (SAME, "8bit"), 1.0),
         (["tied"], None, 0.5),
         (["untied"], (SAME, "8bit for both"), 0.5),
         (scratch, None, 1.0),

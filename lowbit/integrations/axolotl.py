@@ -62,7 +62,7 @@ class LowbitPlugin(BasePlugin):
             instead = (
                 "put an optimizer's options in lowbit_options"
                 if unread[0] == "optim_args"
-                else "its groups are Trainer's, with embeddings and heads in full precision"
+                else "its groups are Trainer's"
             )
             raise ValueError(
                 f"the file has {unread[0]}, which LowbitPlugin does not read: {instead}"

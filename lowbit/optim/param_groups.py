@@ -15,6 +15,7 @@ from lowbit.config.overrides import clean_name, remember_names
 from lowbit.config.types import StateFormat
 
 HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
+TIED: StateFormat = "float32"  # unless said otherwise; docs/quality.md, "Embeddings and heads"
 _Special: TypeAlias = tuple[list[nn.Module], StateFormat | None]
 
 
@@ -31,19 +32,20 @@ def param_groups(
     Heads are `nn.Linear` layers called lm_head, embed_out, output, head or score; or the model's
     last linear layer, if it is as wide as a vocabulary (`out_features` is some embedding's
     `num_embeddings`). Both keep the optimizer's `state_format` unless said otherwise: 8-bit state
-    of either was not shown to cost loss, as no block has values of two rows (docs/quality.md).
-    Optimizers with a `rank` step them without a subspace.
+    changes the loss by less than chance, as no block has values of two rows (docs/quality.md). A
+    weight that is embedding and head at once keeps float32 state, as fewer runs could tell there.
+    Optimizers with a `rank` step all of these without a subspace.
 
     Args:
         model: before or after `fully_shard`. Wrappers of DDP, FSDP1 and torch.compile are ignored.
-        embeddings: the `state_format` of embeddings, such as "float32"; None (default) is the
-            optimizer's.
+        embeddings: the `state_format` of embeddings, tied or not, such as "8bit"; None (default)
+            is float32 for tied weights, and the optimizer's for others.
         heads: that of heads which are not tied to an embedding; None (default) is the optimizer's.
         options: added to all groups (`lr=...`, `weight_decay=...`).
 
     Returns:
-        Up to three groups with `params` and `param_names`: all else, embeddings, and heads, or one
-        of both if their formats are the same. Parameters that require no gradient are left out. A
+        Groups with `params` and `param_names`: all else, and one for each format that embeddings
+        and heads have. Parameters that require no gradient are left out. A
         parameter that FSDP1 flattened (`use_orig_params=False`) is in the first group, whose
         `overrides` then name the weights in it.
 
@@ -80,7 +82,7 @@ def muon_param_groups(
         options: added to all groups (`lr=...`, `weight_decay=...`).
 
     Returns:
-        Up to four groups with `params`, `param_names` and `use_muon`.
+        Groups with `params`, `param_names` and `use_muon`.
 
     Raises:
         TypeError: `model` is no module, such as `model.parameters()`.
@@ -112,10 +114,17 @@ def muon_param_groups(
 def _special(
     model: nn.Module, embeddings: StateFormat | None, heads: StateFormat | None
 ) -> list[_Special]:
-    """The embeddings, and the heads that are not tied to one, with their formats."""
+    """The embeddings, those that are a linear layer's weight too, and the heads that are no
+    embedding, with their formats.
+    """
     found = _embeddings(model)
-    tied = {id(m.weight) for m in found}
-    return [(found, embeddings), ([m for m in _heads(model) if id(m.weight) not in tied], heads)]
+    of_linears = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
+    read = {id(m.weight) for m in found}
+    return [
+        ([m for m in found if id(m.weight) not in of_linears], embeddings),
+        ([m for m in found if id(m.weight) in of_linears], embeddings or TIED),
+        ([m for m in _heads(model) if id(m.weight) not in read], heads),
+    ]
 
 
 def _grouped(

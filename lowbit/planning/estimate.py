@@ -74,7 +74,7 @@ def estimate(
         full_precision: the optimizer's, which names what keeps float32 state; None (default)
             names nothing.
         embeddings: of `lowbit.param_groups`: the `state_format` of embeddings; None (default) is
-            the optimizer's.
+            the optimizer's, and float32 for weights that are tied to a head.
         heads: that of output heads; None (default) is the optimizer's.
         ema: True counts the averages of a `lowbit.EMA` too, "float32" those in that format. The
             other libraries' rows then count torch's `AveragedModel`, a copy of the whole model in
@@ -291,8 +291,11 @@ def _ours(
         for _, lay in layouts
     )
     held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
+    note = ""
+    if any(group["full_precision"] is True for group in opt.param_groups):
+        note = "tied embeddings, or as asked, keep float32 state; embeddings='8bit' quantizes it"
     averages, kept = _averages([w for w, _ in layouts], ranks, ema) if ema else ((), 0)
-    return Footprint(_title(opt), held, grads, state, saved + whole + kept, "", averages)
+    return Footprint(_title(opt), held, grads, state, saved + whole + kept, note, averages)
 
 
 def _title(opt: LowbitOptimizer) -> str:
