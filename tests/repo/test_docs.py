@@ -8,6 +8,7 @@ import ast
 import collections
 import gc
 import importlib.util
+import pathlib
 import re
 import socket
 import subprocess
@@ -54,6 +55,7 @@ def one_rank(tmp_path, monkeypatch):
         "LOCAL_WORLD_SIZE": 1,
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": port,
+        "OMP_NUM_THREADS": 1,  # of what a page starts by torchrun
     }
     for name, value in rank.items():
         monkeypatch.setenv(name, str(value))
@@ -75,6 +77,9 @@ def test_every_block_of_a_page_runs(name, capsys, request):
     request.addfinalizer(scope.clear)  # sharded tensors go before the process group does
     for block in pages.blocks(ROOT / name):
         if block.language not in pages.RUN or block.reason:
+            continue
+        if block.file:
+            pathlib.Path(block.file).write_text(block.text)
             continue
         if block.language == "python":
             exec(block.code, scope)
@@ -161,6 +166,8 @@ def test_a_block_that_fails_is_seen(tmp_path, monkeypatch):
     assert (str(raised.traceback[-1].path), raised.traceback[-1].lineno) == ("page.md", 4)
     (needs,) = pages.blocks_of("<!-- needs: re, no_such -->\n```python\n```\n", "page.md")
     assert needs.reason == "no_such not installed"
+    (script,) = pages.blocks_of("<!-- file: a.py -->\n```python\nx = 1\n```\n", "page.md")
+    assert (script.file, script.reason, script.text) == ("a.py", "", "x = 1\n")
     monkeypatch.chdir(tmp_path)
     assert pages.run("false")[0] == 1 and pages.run("echo a  # b") == (0, "a\n")
     with pytest.raises(AssertionError, match="does not end"):

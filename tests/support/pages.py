@@ -37,6 +37,8 @@ class Block:
         not_run: why it is not run, from a comment `<!-- not run: REASON -->` above it; "" if it is.
         needs: packages without which it is not run,
             from `<!-- needs: PACKAGE, PACKAGE -->` above it.
+        file: a script that later commands run, from `<!-- file: NAME -->` above it: it is written
+            under that name, and not run by itself.
     """
 
     page: str
@@ -45,6 +47,7 @@ class Block:
     text: str
     not_run: str = ""
     needs: tuple[str, ...] = ()
+    file: str = ""
 
     @property
     def reason(self) -> str:
@@ -68,7 +71,7 @@ def blocks_of(text: str, page: str) -> list[Block]:
             opened, lines = (number, fence[1], above), []
         elif fence and opened is not None:
             first, language, comment = opened
-            said = re.fullmatch(r" *<!-- (not run|needs): (.+) -->", comment)
+            said = re.fullmatch(r" *<!-- (not run|needs|file): (.+) -->", comment)
             kind, what = said.groups() if said else ("", "")
             found.append(
                 Block(
@@ -78,6 +81,7 @@ def blocks_of(text: str, page: str) -> list[Block]:
                     "\n".join(lines) + "\n",
                     what if kind == "not run" else "",
                     tuple(what.split(", ")) if kind == "needs" else (),
+                    what if kind == "file" else "",
                 )
             )
             opened = None
