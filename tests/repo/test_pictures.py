@@ -7,6 +7,8 @@ import sys
 import pytest
 from paths import ROOT
 
+pytestmark = pytest.mark.slow
+
 SITE, FOLDER = ROOT / "docs" / "site", ROOT / "docs" / "pictures"
 SHOWN = re.compile(r"pictures/([\w-]+)\.svg\)")
 
@@ -24,7 +26,6 @@ def site(monkeypatch):
         sys.modules.pop(name, None)
 
 
-@pytest.mark.slow
 def test_pictures_are_of_the_recorded_results(site, tmp_path, monkeypatch):
     import pictures
 
@@ -55,7 +56,6 @@ def test_every_picture_is_on_a_page_and_says_what_it_shows():
     assert all(len(said) > 20 for said in re.findall(r"!\[([^\]]*)\]\([^)]*pictures/", text))
 
 
-@pytest.mark.slow
 def test_the_recorded_memory_is_the_estimate(site):
     pytest.importorskip("transformers")
     import memory
