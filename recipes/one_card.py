@@ -62,6 +62,8 @@ def main() -> None:
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: max(0.0, 1 - step / 10_000))
     path = args.out / "run.pt"
     begin = load(path, model, opt, schedule) if path.exists() else 0
+    if begin and DEVICE.type == "cpu":
+        forget_peak()  # pages of the mapped file counted as resident; the system takes them back
     for step in range(begin, begin + args.steps):
         loss = lowbit.causal_loss(model, batches(step).to(DEVICE), chunk=args.chunk)
         loss.backward()
