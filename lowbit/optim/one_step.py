@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,9 +19,6 @@ from lowbit.step.mistakes import warn_idle
 from lowbit.step.phases import run_phases
 from lowbit.step.presence import Presence, give_zeros
 from lowbit.step.versions import raise_versions, versioned
-
-if TYPE_CHECKING:
-    from lowbit.optim.stepping import SteppingOptimizer
 
 
 @dataclasses.dataclass
@@ -53,14 +50,14 @@ class Step:
 
     def __init__(
         self,
-        opt: SteppingOptimizer,
+        opt: Any,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
         shown: list[Any] | None = None,
     ) -> None:
         """
         Args:
-            opt: the optimizer, whose groups have all parameters.
+            opt: a SteppingOptimizer, whose groups have all parameters.
             grad_scale: the divisor of the gradients; None for 1.
             found_inf: nonzero where nothing is to change; None for 0.
             shown: the tensors that step; None for all.
