@@ -12,7 +12,7 @@ from bench import drift_rows
 from bench import quality_embeddings as runs
 from bench.intervals import Interval, interval
 from bench.page import filled, table
-from bench.quality import Lines, found, read
+from bench.quality import Lines, read
 
 PICTURE = "quality-embeddings.png"
 ENOUGH = 3  # pairs that are shown
@@ -32,7 +32,7 @@ def differences(lines: Lines, kind: str, name: str, times: float) -> list[tuple[
     if best is None:
         return []
     pairs = [
-        [found(lines, runs.Run(kind, n, best * times, seed)) for n in (name, runs.SAME)]  # type: ignore[arg-type]
+        [runs.found(lines, runs.Run(kind, n, best * times, seed)) for n in (name, runs.SAME)]
         for seed in runs.seeds_of(kind, times)
     ]
     return [(own, other) for own, other in pairs if own and other]
