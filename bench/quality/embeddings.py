@@ -39,7 +39,7 @@ import lowbit
 from bench import ROOT
 from bench.measuring import machine
 from bench.measuring.recipe import load_recipe
-from bench.quality.runs import Lines, append, found, read
+from bench.quality.runs import Lines, append, read
 
 RESULTS = ROOT / "bench" / "results" / "quality_embeddings.jsonl"
 TRAINED = ROOT / "out" / "quality"  # of the models that are fine-tuned
@@ -282,13 +282,17 @@ class Runner:
         return line
 
 
+def found(lines: Lines, run: Run) -> dict[str, Any] | None:
+    return next((x for x in lines if all(x[k] == v for k, v in run.key().items())), None)
+
+
 def tuning(kind: str) -> list[Run]:
     return [Run(kind, SAME, lr, TUNING_SEED) for lr in KINDS[kind].rates]
 
 
 def best_rate(lines: Lines, kind: str) -> float | None:
     """The rate of the least loss of float32 state, None unless all have run."""
-    losses = {run.lr: found(lines, run) for run in tuning(kind)}  # type: ignore[arg-type]
+    losses = {run.lr: found(lines, run) for run in tuning(kind)}
     if not all(losses.values()):
         return None
     return min(losses, key=lambda lr: losses[lr]["held_out_loss"] or math.inf)
@@ -311,7 +315,7 @@ def compared(
     best = best_rate(lines, kind)
     names = [n for n in contestants(KINDS[kind]) if formats is None or n.startswith(formats)]
     for seed in seeds_of(kind, times) if best else ():
-        yield from (Run(kind, name, best * times, seed) for name in names if name != AGAIN)  # type: ignore[operator]
+        yield from (Run(kind, name, best * times, seed) for name in names if name != AGAIN)
 
 
 def planned(lines: Lines) -> Iterator[Run]:
@@ -337,7 +341,7 @@ def planned(lines: Lines) -> Iterator[Run]:
 
 
 def missing(lines: Lines) -> list[Run]:
-    return [run for run in dict.fromkeys(planned(lines)) if found(lines, run) is None]  # type: ignore[arg-type]
+    return [run for run in dict.fromkeys(planned(lines)) if found(lines, run) is None]
 
 
 def main() -> None:

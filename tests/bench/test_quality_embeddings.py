@@ -2,8 +2,8 @@
 lose.
 """
 
-from bench import drift_rows, quality_embeddings_page
-from bench import quality_embeddings as runs
+from bench.quality import drift_rows, embeddings_page
+from bench.quality import embeddings as runs
 
 
 def lines(chosen, loss):
@@ -34,7 +34,7 @@ def test_a_row_of_the_page_is_a_mean_of_pairs():
         runs.missing(tuned),
         lambda run: run.seed + 0.01 * (run.seed - 1) * (run.name == "8bit embedding"),
     )
-    rows = quality_embeddings_page.rows([*tuned, *done])
+    rows = embeddings_page.rows([*tuned, *done])
     name, rate, pairs, every, *_ = rows["untied", "8bit embedding", 1.0]
     assert name == "untied: 8bit embedding" and rate == "0.001" and pairs == "5"
     assert every == "+0.0100 ± 0.0196"
