@@ -86,7 +86,7 @@ sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitize
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
 
-# pytest.mark.product: every cell of what CI covers by pairs or by a third (LOWBIT_WHOLE), and what a slow CI leaves out.
+# pytest.mark.product and whole: every cell of what CI covers by pairs or by a third (LOWBIT_WHOLE).
 matrix: setup $(VENV)/tests  ## whole products of rules, formats, wrappers and dialects
 	@LOWBIT_WHOLE=1 $(PYTEST) $(TWO_AT_A_TIME) -m product
 

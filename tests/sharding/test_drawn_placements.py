@@ -10,8 +10,8 @@ import os
 
 import drawn
 import pytest
-from matrix_cases import WHOLE
 from placed_cases import CASES
+from selection import WHOLE
 
 pytestmark = pytest.mark.product
 

@@ -8,6 +8,8 @@ each column runs on more ranks too, which load what fewer saved, and one process
 `tests/sharding/matrix.json` is what this test found, and the page is written from it:
 
     LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix.py    # writes both
+
+CI runs its pairs: test_matrix_pairs.py.
 """
 
 import os
@@ -17,7 +19,7 @@ import pytest
 from matrix_page import OF_EACH_COLUMN, same_as_recorded
 from matrix_run import SAME
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.whole
 
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 

@@ -1,13 +1,12 @@
 """The matrix in docs/sharding-matrix.md is what test_matrix.py, test_matrix_rows.py and
-test_matrix_products.py found.
+test_matrix_kinds.py found.
 """
 
 import copy
-import itertools
 
 import matrix_page
 import pytest
-from matrix_cases import IN_PRODUCTS, OF_PRODUCTS, TABLES, cases_in_run, cases_on
+from matrix_cases import TABLES, cases_on
 from matrix_checkpoints import KINDS
 from matrix_page import COLUMNS_OF_KINDS
 from matrix_run import SAME
@@ -38,18 +37,6 @@ def test_cases_of_one_column_agree():
         matrix_page.matrix(found)
 
 
-def test_a_run_has_every_pair_of_a_rule_a_format_and_a_wrapper():
-    wrappers = TABLES["products"][1]
-    cells = {
-        (*name.split(", "), wrapper)
-        for wrapper, (ranks,) in wrappers.items()
-        for name in cases_in_run("products", wrapper, ranks)
-    }
-    pairs = {pair for cell in cells for pair in itertools.combinations(cell, 2)}
-    rules, formats = len(OF_PRODUCTS), len(IN_PRODUCTS)
-    assert len(pairs) == rules * formats + (rules + formats) * len(wrappers)
-
-
 def test_every_row_has_every_case():
     found = matrix_page.recorded()
     for which, (_, wrappers) in TABLES.items():
@@ -61,7 +48,5 @@ def test_every_row_has_every_case():
             w: [*n] for w, n in wrappers.items()
         }
         for wrapper, by in found[which].items():
-            assert all(
-                [*said] == [*cases_on(which, wrapper, int(ranks))] for ranks, said in by.items()
-            )
+            assert all([*said] == [*cases_on(which, wrapper)] for said in by.values())
     assert sorted(k for kinds in COLUMNS_OF_KINDS.values() for k in kinds) == sorted(KINDS)

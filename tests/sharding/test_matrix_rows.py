@@ -1,12 +1,14 @@
-"""More rows of the matrix of docs/sharding-matrix.md, on 4 and 8 ranks,
-and the rules that test_matrix.py leaves out.
+"""More rows of the matrix of docs/sharding-matrix.md, on 4 and 8 ranks, the rules that
+test_matrix.py leaves out, and rules in every format under FSDP2 and expert parallelism.
 
 A cell is "same bits" if 10 steps give the bytes of one process, and what the row above saved loads,
 with the bytes of one process, also after 2 more steps; the first row loads what one process saved,
-and one process what each row saved. Else it has the refusal. `tests/sharding/matrix_rows.json` is
-what this test found, and the page is written from it:
+and one process what each row saved. Else it has the refusal. `tests/sharding/matrix_rows.json` and
+matrix_products.json are what this test found, and the page is written from them:
 
-    LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix_rows.py    # writes both
+    LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix_rows.py    # writes all of it
+
+CI runs their pairs: test_matrix_pairs.py.
 """
 
 import os
@@ -15,7 +17,7 @@ import matrix_run
 import pytest
 from matrix_page import same_as_recorded
 
-pytestmark = pytest.mark.product
+pytestmark = pytest.mark.whole
 
 RECORD = os.environ.get("LOWBIT_RECORD") == "1"
 
@@ -31,4 +33,8 @@ def test_every_cell_is_what_was_recorded(found):
 
 
 def test_a_difference_is_seen(pool, found):
-    assert pool.run(1, "matrix_rows_worker", "nothing_loaded", pool.folder)[0]
+    assert pool.run(1, "matrix_rows_worker", "nothing_loaded", "wrappers", pool.folder)[0]
+
+
+def test_every_rule_in_every_format(pool):
+    same_as_recorded("products", matrix_run.table(pool, "products"), RECORD)

@@ -2,8 +2,9 @@
 the same global gradients, and checkpoints cross.
 
 Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell is 10 steps, equal; then what
-each of the other wrappers saved, equal when it is loaded and 2 steps later, for the first of
-them 10. In the column of real sizes the checkpoint is that of the wrapper in the row above.
+other wrappers saved, equal when it is loaded and 2 steps later, for the first of them 10. CI loads
+every pair of wrappers, and each format from and to all of them; LOWBIT_WHOLE=1 every format from
+each. In the column of real sizes the checkpoint is that of the wrapper in the row above.
 """
 
 import placements_worker
@@ -11,7 +12,7 @@ import pytest
 import wrappers_worker
 from wrappers_worker import FORMATS, REAL, WRAPPERS
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.product
 
 NAMES = list(WRAPPERS)
 COLUMNS = [*FORMATS, REAL]
@@ -35,8 +36,9 @@ def test_the_same_bytes_under_every_wrapper(pool):
         found[wrapper] += wrong(pool, wrapper, "resume", "formats", others, folder)
         found[wrapper] += wrong(pool, wrapper, "resume", REAL, [NAMES[i - 1]], folder)
         bad = {name for name, _ in found[wrapper]}
-        loads = {name: 1 if name == REAL else len(others) for name in COLUMNS}
-        cells = ["DIFFERENT" if name in bad else f"equal, {loads[name]} loads" for name in COLUMNS]
+        from_others = wrappers_worker.loads("formats", wrapper, others).values()
+        counts = {**{name: sum(name in each for each in from_others) for name in FORMATS}, REAL: 1}
+        cells = ["DIFFERENT" if name in bad else f"equal, {counts[name]} loads" for name in COLUMNS]
         rows.append([f"{wrapper} ({WRAPPERS[wrapper]})", *cells])
     print()
     for row in [["wrapper (ranks)", *COLUMNS], *rows]:
@@ -44,6 +46,22 @@ def test_the_same_bytes_under_every_wrapper(pool):
     for what, message in placements_worker.REFUSED_BY_TORCH.items():
         print(f"torch refuses {what}: {message}")
     assert not any(found.values()), {wrapper: each for wrapper, each in found.items() if each}
+
+
+def test_every_pair_is_loaded():
+    """Of the wrapper that loads, the one that saved, and the format."""
+    cells = {
+        (wrapper, source, name)
+        for wrapper in NAMES
+        for source, names in wrappers_worker.loads(
+            "formats", wrapper, [w for w in NAMES if w != wrapper]
+        ).items()
+        for name in names
+    }
+    wrappers, formats = len(NAMES), len(FORMATS)
+    assert len({(to, source) for to, source, _ in cells}) == wrappers * (wrappers - 1)
+    assert len({(to, name) for to, _, name in cells}) == wrappers * formats
+    assert len({(source, name) for _, source, name in cells}) == wrappers * formats
 
 
 @pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat", "TP x FSDP 2x2 row"])

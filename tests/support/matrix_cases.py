@@ -4,8 +4,9 @@ with their ranks, and a run of each.
 
 from __future__ import annotations
 
+import collections
 import dataclasses
-import os
+import itertools
 from typing import Any
 
 import torch
@@ -111,6 +112,106 @@ PRODUCTS: dict[str, Case] = {
     for rule in OF_PRODUCTS
     for name, options in IN_PRODUCTS.items()
 }
+# Every column of rules, every format and every wrapper in pairs, which is what CI runs; the other
+# tables are whole products. As few ranks as cut every way; 3 divide no dimension of the model but
+# 36 rows, and leave one rank no expert.
+PLACES: dict[str, tuple[int, ...]] = {
+    "DDP": (3,),
+    "FSDP1 orig": (2,),
+    "FSDP1 flat": (3,),
+    "FSDP2": (3,),
+    "TP x FSDP 2x2 row": (4,),
+    "EP": (3,),
+    "EP x FSDP 2x2": (4,),
+    "pipeline": (2,),
+    ZERO: (2,),
+    SLICES: (3,),
+    "CPU offload": (2,),
+    "HSDP 2x2": (4,),
+    "TP x FSDP 2x2 col": (4,),
+    "HSDP x TP 2x2x2 row": (8,),
+    "EP x HSDP 2x2x2": (8,),
+    "pipeline x FSDP2 2x2": (4,),
+}
+IN_PAIRS: dict[str, dict[str, Any]] = {
+    **IN_PRODUCTS,
+    **{name: {"state_format": name} for name in ("log8", "lpmm4")},
+    "column scales": {"state_format": COLUMNS},
+}
+COLUMNS_IN_PAIRS = {**COLUMNS_OF_RULES, **COLUMNS_OF_REDUCING}
+WHOLE_ROWS = ("FSDP1 orig", "FSDP1 flat", "TP x FSDP 2x2 row", SLICES, "HSDP x TP 2x2x2 row")
+# The wrappers under which a column of rules is refused.
+REFUSED_UNDER: dict[str, tuple[str, ...]] = {
+    "Schedule-Free": (ZERO,),
+    "APOLLO, Fira": WHOLE_ROWS,
+    "Adafactor with a rank": WHOLE_ROWS,
+    "Muon": ("FSDP1 orig", "FSDP1 flat", SLICES),
+}
+# Rules that one process refuses to keep factored.
+NOT_FACTORED = ("AdEMAMix", "RMSprop", "Adagrad", "cautious AdamW", "Schedule-Free", "LAMB")
+
+
+def rules_in(column: str, form: str) -> list[str]:
+    """The rules of a column that a format takes."""
+    return [
+        rule for rule in COLUMNS_IN_PAIRS[column] if form != "factored8" or rule not in NOT_FACTORED
+    ]
+
+
+Cell = tuple[str, str, str]  # a wrapper, a column of rules and a format
+
+
+def _served(cell: Cell) -> bool:
+    wrapper, column, form = cell
+    return wrapper not in REFUSED_UNDER.get(column, ()) and bool(rules_in(column, form))
+
+
+def _rows() -> list[Cell]:
+    """A Latin square: under each wrapper every column of rules, each in another format. Cells more
+    have the pairs of those that are refused.
+    """
+    columns, forms = [*COLUMNS_IN_PAIRS], [*IN_PAIRS]
+    rows = [
+        (wrapper, column, forms[(i + j) % len(forms)])
+        for i, wrapper in enumerate(PLACES)
+        for j, column in enumerate(columns)
+    ]
+    had = {pair for row in rows if _served(row) for pair in itertools.combinations(row, 2)}
+    for gain in (2, 1):
+        for cell in filter(_served, itertools.product(PLACES, columns, forms)):
+            pairs = {*itertools.combinations(cell, 2)}
+            if len(pairs - had) >= gain:
+                rows.append(cell)
+                had |= pairs
+    return rows
+
+
+def _pairs() -> tuple[dict[str, Case], dict[str, list[str]]]:
+    """The cases of all wrappers, and their names by wrapper: every pair of a wrapper, a column of
+    rules and a format that is not refused. The rules of a column take turns.
+    """
+    turns: collections.Counter[str] = collections.Counter()
+    cases: dict[str, Case] = {}
+    by_wrapper: dict[str, list[str]] = {wrapper: [] for wrapper in PLACES}
+    for wrapper, column, form in _rows():
+        rules = rules_in(column, form) or COLUMNS_IN_PAIRS[column]
+        rule = rules[turns[column] % len(rules)]
+        turns[column] += 1
+        cases[f"{rule}, {form}"] = (RULES[rule][0], {**RULES[rule][1], **IN_PAIRS[form]})
+        by_wrapper[wrapper].append(f"{rule}, {form}")
+    return cases, by_wrapper
+
+
+PAIRS, PAIRS_UNDER = _pairs()
+
+
+def refused_under(wrapper: str, name: str) -> bool:
+    """Whether a wrapper refuses the column of rules that a case of PAIRS is of."""
+    rule = name.rpartition(", ")[0]
+    columns = [column for column, rules in COLUMNS_IN_PAIRS.items() if rule in rules]
+    return any(wrapper in REFUSED_UNDER.get(column, ()) for column in columns)
+
+
 # The kinds of checkpoints: of 8-bit state, and of a factored one beside it.
 OF_KINDS = {name: RULES[name] for name in ("AdamW", "Adafactor")}
 OVER_KINDS = {
@@ -138,33 +239,16 @@ TABLES: dict[str, tuple[dict[str, Case], dict[str, tuple[int, ...]]]] = {
         {name: case for name, case in {**RULES, **FORMATS}.items() if name in FIRST},
         WRAPPERS,
     ),
+    "pairs": (PAIRS, PLACES),
     "products": (PRODUCTS, {"FSDP2": (4,), "EP x FSDP 2x2": (4,)}),
     "kinds": (OF_KINDS, OVER_KINDS),
 }
 
 
-# A recording, and `make matrix`, run every cell.
-WHOLE = "1" in (os.environ.get("LOWBIT_WHOLE"), os.environ.get("LOWBIT_RECORD"))
-
-
-def cases_on(table: str, wrapper: str, ranks: int) -> dict[str, Case]:
-    return TABLES[table][0]
-
-
-def cases_in_run(table: str, wrapper: str, ranks: int) -> dict[str, Case]:
-    """Of the products every other one, the others under the other wrapper: every pair of a rule, a
-    format and a wrapper is among them (test_matrix_page.py)."""
-    cases = cases_on(table, wrapper, ranks)
-    if WHOLE or table != "products":
-        return cases
-    turn = list(TABLES[table][1]).index(wrapper)
-    rules, formats = list(OF_PRODUCTS), list(IN_PRODUCTS)
-    return {
-        f"{rule}, {name}": cases[f"{rule}, {name}"]
-        for i, rule in enumerate(rules)
-        for j, name in enumerate(formats)
-        if (i + j + turn) % 2 == 0
-    }
+def cases_on(table: str, wrapper: str) -> dict[str, Case]:
+    """The cases of a table that run under a wrapper."""
+    cases = TABLES[table][0]
+    return {name: cases[name] for name in (PAIRS_UNDER[wrapper] if table == "pairs" else cases)}
 
 
 @dataclasses.dataclass

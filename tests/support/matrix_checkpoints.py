@@ -1,4 +1,4 @@
-"""What a rank does in test_matrix_products.py for the kinds of checkpoints: each saved under a
+"""What a rank does in test_matrix_kinds.py for the kinds of checkpoints: each saved under a
 wrapper, and loaded under the next one and in one process.
 """
 

@@ -1,5 +1,5 @@
 """The matrix in docs/sharding-matrix.md, written from what test_matrix.py, test_matrix_rows.py and
-test_matrix_products.py found: matrix*.json beside them.
+test_matrix_kinds.py found: matrix*.json beside them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from matrix_cases import (
     IN_PRODUCTS,
     OF_PRODUCTS,
     OVER_KINDS,
-    cases_in_run,
 )
 from matrix_run import SAME
 from matrix_worker import MORE_RANKS
@@ -30,6 +29,7 @@ FILES = {
     "wrappers": ROOT / "tests/sharding/matrix_rows.json",
     "products": ROOT / "tests/sharding/matrix_products.json",
     "kinds": ROOT / "tests/sharding/matrix_kinds.json",
+    "pairs": ROOT / "tests/sharding/matrix_pairs.json",  # not on the page, which has the products
 }
 PAGE = ROOT / "docs/sharding-matrix.md"
 BEGIN, END = "<!-- tests/sharding/test_matrix.py writes this -->", "<!-- end of the matrix -->"
@@ -210,19 +210,6 @@ def recorded() -> Found:
     return {which: json.loads(path.read_text()) for which, path in FILES.items()}
 
 
-def in_run(which: str, known: Any) -> Any:
-    """The recorded cells of a table that a run has."""
-    if which not in ("wrappers", "products"):
-        return known
-    return {
-        wrapper: {
-            ranks: {name: cells[name] for name in cases_in_run(which, wrapper, int(ranks))}
-            for ranks, cells in by.items()
-        }
-        for wrapper, by in known.items()
-    }
-
-
 def same_as_recorded(which: str, found: Any, record: bool) -> None:
     """AssertionError where a cell is not what is recorded; with `record` it is written, and the
     page once every table has its file.
@@ -231,4 +218,4 @@ def same_as_recorded(which: str, found: Any, record: bool) -> None:
         FILES[which].write_text(json.dumps(found, indent=1) + "\n")
         if all(path.exists() for path in FILES.values()):
             PAGE.write_text(page_with(recorded()))
-    assert found == in_run(which, json.loads(FILES[which].read_text()))
+    assert found == json.loads(FILES[which].read_text())

@@ -1,5 +1,5 @@
-"""What a rank does in test_matrix_rows.py: each rule and format under a wrapper, trained, saved and
-loaded, beside one process.
+"""What a rank does in test_matrix_pairs.py and test_matrix_rows.py: each rule and format under a
+wrapper, trained, saved and loaded, beside one process.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import pathlib
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from matrix_cases import TABLES, Run, built, cases_in_run
+from matrix_cases import TABLES, Run, built, cases_on
 from wrappers_worker import Kept, kept_of
 
 from lowbit import fsdp1
@@ -60,18 +60,14 @@ def saved_of(run: Run) -> dict[str, dict]:
 
 
 def cells(
-    table: str,
-    folder: str,
-    place: Place,
-    before: Place,
-    not_alone: list[str],
-    not_before: list[str],
-) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """What is refused at construction, with the words; and what is not equal after 10 steps, after
-    loading what `before` saved (one process where that one has not the case), and 2 steps later.
-    Saves."""
+    table: str, folder: str, place: Place, not_alone: list[str], sources: dict[Place, list[str]]
+) -> tuple[dict[str, str], dict[str, list[str]], list[str]]:
+    """What is refused at construction, with the words; what is not equal after 10 steps, after
+    loading these cases of what other places saved, and 2 steps later; and which of those cases are
+    refused here. Saves.
+    """
     said, runs = {}, {}
-    for name, case in cases_in_run(table, *place).items():
+    for name, case in cases_on(table, place[0]).items():
         if name in not_alone:
             continue
         try:
@@ -79,7 +75,7 @@ def cells(
         except ValueError as error:
             said[name] = str(error)
     torch.manual_seed(dist.get_rank())  # must not matter
-    wrong = {}
+    wrong: dict[str, list[str]] = {}
     for name, run in runs.items():
         run.steps(0, 10)
         wrong[name] = run.unequal(alone(table, folder)[10][name])
@@ -87,21 +83,29 @@ def cells(
     dcp.save(saved, checkpoint_id=path_of(folder, table, place))
     runs.clear()
     del saved
-    sources = {before: [name for name in wrong if name not in not_before]}
-    sources.setdefault(ONE, []).extend(name for name in wrong if name in not_before)
+    refused: list[str] = []
     for source, names in sources.items():
-        for name, found in loaded(table, folder, place[0], source, names).items():
-            wrong[name] += found
-    return said, wrong
+        found, not_here = loaded(table, folder, place[0], source, names)
+        refused += not_here
+        for name, each in found.items():
+            wrong.setdefault(name, []).extend(each)
+    return said, wrong, refused
 
 
 def loaded(
     table: str, folder: str, wrapper: str, source: Place, names: list[str]
-) -> dict[str, list[str]]:
-    """What is not equal after loading these cases, and 2 steps later."""
-    if not names:
-        return {}
-    runs = {name: built(wrapper, TABLES[table][0][name], seed=1) for name in names}
+) -> tuple[dict[str, list[str]], list[str]]:
+    """What is not equal after loading these cases, and 2 steps later; and those that are refused
+    here.
+    """
+    runs, refused = {}, []
+    for name in names:
+        try:
+            runs[name] = built(wrapper, TABLES[table][0][name], seed=1)
+        except ValueError:
+            refused.append(name)
+    if not runs:
+        return {}, refused
     parts = {name: saved_of(run) for name, run in runs.items()}
     dcp.load(parts, checkpoint_id=path_of(folder, table, source))
     wrong = {}
@@ -117,7 +121,7 @@ def loaded(
         wrong[name] += [
             f"{each}, 2 steps after loading from {source}" for each in run.unequal(twelve)
         ]
-    return wrong
+    return wrong, refused
 
 
 def in_one_process(
@@ -128,12 +132,12 @@ def in_one_process(
     """
     wrong: dict[str, list[str]] = {}
     for source, names in sources.items():
-        for name, found in loaded(table, folder, "single", source, names).items():
+        for name, found in loaded(table, folder, "single", source, names)[0].items():
             wrong.setdefault(name, []).extend(found)
     return wrong
 
 
-def nothing_loaded(folder: str) -> list[str]:
+def nothing_loaded(table: str, folder: str) -> list[str]:
     """The comparison can fail: what one process has before its first step."""
-    run = built("single", TABLES["wrappers"][0]["AdamW"])
-    return run.unequal(alone("wrappers", folder)[10]["AdamW"])
+    name, case = next(iter(TABLES[table][0].items()))
+    return built("single", case).unequal(alone(table, folder)[10][name])

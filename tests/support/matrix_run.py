@@ -1,4 +1,4 @@
-"""The tables of the matrix as test_matrix_rows.py and test_matrix_products.py find them: which
+"""The tables of the matrix as test_matrix_pairs.py, test_matrix_rows.py and others find them: which
 ranks do what, in which order, and what they found in common.
 """
 
@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import Any
 
 import matrix_checkpoints
-from matrix_cases import OVER_KINDS, TABLES, cases_in_run
+from matrix_cases import OVER_KINDS, TABLES, cases_on, refused_under
 from matrix_rows_worker import ONE, Place
 from pool import Pool
 
@@ -16,11 +16,11 @@ SAME = "same bits"
 Words = dict[str, str]  # case or kind -> SAME or a refusal
 
 
-def of_all(answers: list[tuple[Words, dict[str, list[str]]]]) -> tuple[Words, dict[str, set[str]]]:
+def of_all(answers: list[Any]) -> tuple[Words, dict[str, set[str]]]:
     """The refusals, which ranks agree on, and the differences that any of them found."""
     wrong: dict[str, set[str]] = defaultdict(set)
-    for said, found in answers:
-        assert said.keys() == answers[0][0].keys(), [list(said) for said, _ in answers]
+    for said, found, *_ in answers:
+        assert said.keys() == answers[0][0].keys(), [list(each[0]) for each in answers]
         for name, each in found.items():
             wrong[name] |= set(each)
     return answers[0][0], wrong
@@ -28,36 +28,36 @@ def of_all(answers: list[tuple[Words, dict[str, list[str]]]]) -> tuple[Words, di
 
 def table(pool: Pool, which: str) -> dict[str, dict[str, Words]]:
     """Wrapper -> number of ranks -> case -> SAME, the words of the refusal, or the words of one
-    process where it refuses the case itself.
+    process where it refuses the case itself. Each place loads what the one before it saved; where
+    all places have the same cases, it loads from one process what the one before refused.
     """
     folder = pool.folder
     not_alone: Words = pool.run(1, "matrix_rows_worker", "one_process", which, folder)[0]
-    before, not_before = ONE, list(not_alone)
+    before = ONE
+    saved = [name for name in TABLES[which][0] if name not in not_alone]
     found: dict[str, dict[str, Words]] = {}
     bad, last = {}, {}
     for wrapper, counts in TABLES[which][1].items():
         found[wrapper] = {}
         for ranks in counts:
-            place = (wrapper, ranks)
-            answers = pool.run(
-                ranks,
-                "matrix_rows_worker",
-                "cells",
-                which,
-                folder,
-                place,
-                before,
-                list(not_alone),
-                not_before,
-            )
+            place, cases = (wrapper, ranks), cases_on(which, wrapper)
+            sources = {before: saved}
+            if which == "pairs" and before == ONE:
+                sources = {ONE: [name for name in cases if name in saved]}
+            elif which != "pairs":
+                others = [name for name in cases if name not in (*saved, *not_alone)]
+                sources.setdefault(ONE, []).extend(others)
+            job = (which, folder, place, list(not_alone), sources)
+            answers = pool.run(ranks, "matrix_rows_worker", "cells", *job)
             said, wrong = of_all(answers)
             bad |= {(*place, name): sorted(each) for name, each in wrong.items() if each}
-            cases = cases_in_run(which, *place)
+            for name in answers[0][2]:  # refused where others saved it: as the rule always is here
+                assert name in said or refused_under(wrapper, name), (place, name)
             found[wrapper][str(ranks)] = {
                 name: {**not_alone, **said}.get(name, SAME) for name in cases
             }
             served = [name for name in cases if found[wrapper][str(ranks)][name] == SAME]
-            before, not_before = place, [name for name in TABLES[which][0] if name not in served]
+            before, saved = place, served
             if ranks == counts[0]:
                 last[place] = served
     wrong = pool.run(1, "matrix_rows_worker", "in_one_process", which, folder, last)[0]

@@ -2,8 +2,10 @@
 
     pytestmark = pytest.mark.slow     not in `make check`: many processes, or more than 5 seconds
     pytestmark = pytest.mark.long     not in `make test` either, but in CI: half a minute or so
-    pytestmark = pytest.mark.product  a whole product of rules, formats and wrappers, whose parts
-                                      other tests see too; all of it in `make matrix`
+    pytestmark = pytest.mark.product  a product of rules, formats and wrappers, of which CI has
+                                      every pair or a third; all of it in `make matrix`
+    pytestmark = pytest.mark.whole    a whole product of which another file has every pair: in
+                                      `make matrix`, or where it is named
 
 Files that need what `make frameworks` installs are long. The files that took longest come first, so
 that two workers end together, and products come last. LOWBIT_DURATIONS=1 records what each takes.
@@ -24,9 +26,12 @@ KINDS = {
     "slow": ("slow",),
     "long": ("slow", "long"),
     "product": ("slow", "long", "product"),
+    "whole": ("slow", "long", "product", "whole"),
 }
+# A recording, and `make matrix`, run every cell.
+WHOLE = "1" in (os.environ.get("LOWBIT_WHOLE"), os.environ.get("LOWBIT_RECORD"))
 LEFT_OUT = {"not slow": "slow", "not long": "long"}
-SAID = re.compile(r"^pytestmark = [^\]]*?\bpytest\.mark\.(slow|long|product)\b", re.M)
+SAID = re.compile(r"^pytestmark = [^\]]*?\bpytest\.mark\.(slow|long|product|whole)\b", re.M)
 DURATIONS = pathlib.Path(__file__).parent.parent / "durations.json"
 
 
@@ -38,10 +43,21 @@ def marks_of(path: pathlib.Path) -> tuple[str, ...]:
     return KINDS[said[1]] if said else ()
 
 
+def named(path: pathlib.Path, config: pytest.Config) -> bool:
+    """Whether the command line has this file or a test of it."""
+    return any(
+        path.samefile(file)
+        for arg in config.args
+        if (file := arg.split("::")[0]).endswith(path.name)
+    )
+
+
 def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) -> bool | None:
     chosen = config.option.markexpr
     if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
         return None
+    if "whole" in marks_of(collection_path) and not (WHOLE or named(collection_path, config)):
+        return True
     if chosen == "product":
         return "product" not in marks_of(collection_path) or None
     return LEFT_OUT.get(chosen, "no mark") in marks_of(collection_path) or None

@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 import wrap
 from same_bytes import chunk, equal
+from selection import WHOLE
 from torch import nn
 from torch.distributed.tensor import DTensor
 from wrap import wrapped
@@ -221,13 +222,23 @@ def train(wrapper: str, which: str, folder: str) -> list[tuple[str, str]]:
     return [(name, key) for name, (_, opt) in runs.items() for key in unequal(opt, alone(name)[10])]
 
 
+def loads(which: str, wrapper: str, sources: list[str]) -> dict[str, list[str]]:
+    """Source -> the formats that are loaded from it: all from the first, of the others one in turn,
+    so that every format comes from every wrapper and to each; all where the product is whole.
+    """
+    formats, at = TOGETHER[which], [*WRAPPERS].index(wrapper)
+    one = {source: [formats[(at + i) % len(formats)]] for i, source in enumerate(sources)}
+    return dict.fromkeys(sources, formats) if WHOLE else {**one, sources[0]: formats}
+
+
 def resume(wrapper: str, which: str, sources: list[str], folder: str) -> list[tuple[str, str]]:
     """What is not equal after loading what each of the other wrappers saved, and after 2 steps
     more; from the first of them 10.
     """
     wrong = []
-    runs = {name: build(wrapper, name, seed=1) for name in TOGETHER[which]}
-    for source in sources:
+    every = {name: build(wrapper, name, seed=1) for name in TOGETHER[which]}
+    for source, names in loads(which, wrapper, sources).items():
+        runs = {name: every[name] for name in names}
         for model, opt in runs.values():
             spoil(model, opt)
         load(wrapper, runs, pathlib.Path(folder) / f"{source} {which}")
