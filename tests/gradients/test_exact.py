@@ -189,10 +189,10 @@ def test_one_training_under_every_wrapper(pool, alone, wrapper, ranks):
     ],
 )
 def test_every_optimizer(pool, alone, optimizer, wrapper, ranks):
-    want, losses = alone("none", optimizer, 20)
+    want, losses = alone("none", optimizer, 8)
     assert all(
         found == (want, losses)
-        for found in pool.run(ranks, "exact_worker", "train", wrapper, optimizer, 20)
+        for found in pool.run(ranks, "exact_worker", "train", wrapper, optimizer, 8)
     )
 
 
