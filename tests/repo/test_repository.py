@@ -32,7 +32,7 @@ def test_files_say_themselves_that_they_are_slow():
     assert sum(bool(marks) for marks in said.values()) > 100
     for path in (ROOT / "tests").rglob("test_*.py"):
         text = path.read_text()
-        named = set(re.findall(r"pytest\.mark\.(slow|long|product)\b", text))
+        named = set(re.findall(r"pytest\.mark\.(slow|long|product|whole)\b", text))
         if path.name != "test_repository.py":
             assert bool(named) == bool(said[path.name]) or "frameworks" in path.parts, path.name
     took = json.loads(selection.DURATIONS.read_text())
