@@ -16,7 +16,7 @@ from lowbit import sharding
 from lowbit.gradients import hooks as places
 from lowbit.gradients.exact_reduced import BucketSums, FlatSums
 from lowbit.gradients.exact_sums import Divided, ParamSums, Pass, Sums
-from lowbit.ops.gradient import MAX_ADDENDS
+from lowbit.ops.gradient import most_addends
 from lowbit.state.settings import some
 
 _UNNUMBERED: Any = object()  # the index of a micro-batch that has none
@@ -39,9 +39,9 @@ class ExactAccumulator:
         group: Any = None,
         ranks_per_node: int | None = None,
     ) -> None:
-        if average is not None and average > MAX_ADDENDS:
+        if average is not None and average > most_addends():
             raise ValueError(
-                f'rounding="exact" adds up to {MAX_ADDENDS:,} micro-batches in a step, but average '
+                f'rounding="exact" adds up to {most_addends():,} micro-batches in a step, but average '
                 f"is {average}"
             )
         self.model, self.seed, self.micro_batches = model, seed, average
@@ -60,7 +60,7 @@ class ExactAccumulator:
         }
         for p, name in params.items():
             places.check_free(p, name, "lowbit.accumulate", hooks=not flat)
-        self._most = MAX_ADDENDS if average is None else average
+        self._most = most_addends() if average is None else average
         divided = Divided(self._most, average or 1, dtype, ranks_per_node)
         self._params = params
         self._sums = sums_of(model, params, divided, group)
@@ -201,7 +201,7 @@ class ExactAccumulator:
         devices = list(range(torch.accelerator.device_count()))  # manual_seed seeds all of them
         kind = "cuda" if accelerator is None else accelerator.type
         with torch.random.fork_rng(devices, device_type=kind):
-            given = MAX_ADDENDS if index is None else index
+            given = most_addends() if index is None else index
             torch.manual_seed(mixed_seed(self.seed, self.steps, given))
             yield
 

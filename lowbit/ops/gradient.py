@@ -53,7 +53,9 @@ def exact_powers(grads: Sequence[Tensor], power: int) -> Tensor:
     return operators.exact_powers(grads, power)
 
 
-MAX_ADDENDS: int = policy("mean_addends")
+def most_addends() -> int:
+    """The most addends of an exact mean."""
+    return int(policy("mean_addends"))
 
 
 def mean_add(words: Sequence[Tensor], addends: Sequence[Tensor], terms: int) -> None:
@@ -66,7 +68,7 @@ def mean_add(words: Sequence[Tensor], addends: Sequence[Tensor], terms: int) -> 
         words: int64 [n] each, contiguous, on one device.
         addends: [rows, n] each, of float32, bfloat16 or float16, or int64 words of other sums. Each
             row is contiguous.
-        terms: the most addends that the sum of an element will have, 1 to MAX_ADDENDS. All sums
+        terms: the most addends that the sum of an element will have, 1 to most_addends(). All sums
             that are added to each other have the same number.
 
     Raises:

@@ -135,6 +135,9 @@ def run(
             "MASTER_PORT": str(store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
             "TORCHELASTIC_RESTART_COUNT": "0",
+            "TORCHELASTIC_RUN_ID": "tests",  # Lightning and others know torchrun by it
+            "GROUP_RANK": "0",
+            "GROUP_WORLD_SIZE": "1",
         }
     with tempfile.NamedTemporaryFile("r") as out, tempfile.NamedTemporaryFile("r") as err:
         job = {
