@@ -63,7 +63,6 @@ def count(names: list[str] | None = None) -> dict[str, dict[str, dict[str, int]]
         rows = {}
         for title, options in (
             ("lowbit AdamW, 8bit", {}),
-            ("lowbit AdamW, 8bit everywhere", {"full_precision": ()}),
             ("lowbit AdamW, 4bit", {"state_format": "4bit"}),
         ):
             result = lowbit.estimate(config, dtype=torch.bfloat16, **options)

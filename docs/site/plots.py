@@ -23,7 +23,7 @@ ROWS = {  # rows of memory.json by what a reader is told
     "torch AdamW, float32": "torch, float32",
     "torch AdamW, bfloat16": "torch, bfloat16",
     "bitsandbytes AdamW8bit": "bitsandbytes or torchao, 8-bit",
-    "lowbit AdamW, 8bit everywhere": "lowbit 8bit, with full_precision=()",
+    "bitsandbytes AdamW8bit, under Trainer": "bitsandbytes in transformers' Trainer",
     "lowbit AdamW, 8bit": "lowbit 8bit",
     "lowbit AdamW, 4bit": "lowbit 4bit",
 }

@@ -41,8 +41,8 @@ class ExactAccumulator:
     ) -> None:
         if average is not None and average > most_addends():
             raise ValueError(
-                f'rounding="exact" adds up to {most_addends():,} micro-batches in a step, but average '
-                f"is {average}"
+                f'rounding="exact" adds up to {most_addends():,} micro-batches in a step, but '
+                f"average is {average}"
             )
         self.model, self.seed, self.micro_batches = model, seed, average
         self.steps = 0  # finished
