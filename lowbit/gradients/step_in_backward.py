@@ -84,6 +84,7 @@ class InBackward:
     Attributes:
         norm: of the last whole step's gradients: a float32 tensor of no dimensions,
             or None without max_norm.
+        held: whether a backward pass adds up gradients and steps nothing, as inside `hold`.
     """
 
     _step_supports_amp_scaling = True
@@ -103,7 +104,7 @@ class InBackward:
         self._divisor: Tensor | None = None
         self._sums = Sums(norm_type)
         self._found: dict[torch.device, Tensor] = {}
-        self._held = self._begun = False
+        self.held = self._begun = False
         self._queued = -1  # the backward pass that has a queued step
         self._handles: list[Any] = []
         self._groups: dict[Tensor, int] = {}
@@ -150,11 +151,11 @@ class InBackward:
         """Context of all backward passes of a step but the last: gradients add up in `p.grad`,
         nothing is stepped.
         """
-        before, self._held = self._held, True
+        before, self.held = self.held, True
         try:
             yield
         finally:
-            self._held = before
+            self.held = before
 
     def reset(self) -> None:
         """Discards a step whose backward pass raised. Call it on every rank.
@@ -179,7 +180,7 @@ class InBackward:
 
     @torch.no_grad()
     def _hook(self, p: Tensor) -> None:
-        if self._held or p.grad is None:  # None: an accumulator has taken it
+        if self.held or p.grad is None:  # None: an accumulator has taken it
             return
         self._step([p])
 
@@ -238,7 +239,7 @@ class InBackward:
         if places.accumulator_of(p) is not None:
             return
         task = torch._C._current_graph_task_id()
-        if self._held or self._queued == task or not self._model.require_backward_grad_sync:
+        if self.held or self._queued == task or not self._model.require_backward_grad_sync:
             return
         self._queued = task
         queue = torch.autograd.Variable._execution_engine.queue_callback

@@ -8,12 +8,14 @@ import ast
 from collections.abc import Callable
 from typing import Any
 
+from accelerate.state import GradientState
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import lowbit
 from lowbit import sharding
 from lowbit.config.types import StateFormat
+from lowbit.gradients.step_in_backward import InBackward
 from lowbit.optim.named import optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
@@ -127,6 +129,62 @@ class ScheduleFreeCallback(TrainerCallback):
     ) -> None:
         # Not at the end of training: by then the weights may be those of the best checkpoint.
         optimizer.eval()
+
+
+class StepInBackwardCallback(TrainerCallback):
+    """Steps inside the backward pass, as `Trainer(..., callbacks=[StepInBackwardCallback()])`, so
+    that one gradient exists at a time (`lowbit.step_in_backward`).
+
+    For one process. `args.max_grad_norm` clips by the norm of the *previous* step's gradients, 0
+    does not clip; the Trainer's own norm in its log counts what is left and is 0. With
+    `gradient_accumulation_steps` the gradients of a step's micro-batches have to wait for each
+    other, so all of them exist until its last backward pass.
+
+    Attributes:
+        released: the `InBackward` while training runs; None before and after.
+
+    Raises:
+        TypeError: when training begins, if the optimizer belongs to another library.
+        ValueError: when training begins, with fp16=True, whose GradScaler has to look at all
+            gradients before any step, or on several processes.
+    """
+
+    def __init__(self) -> None:
+        self.released: InBackward | None = None
+        self._handle: Any = None
+
+    def on_train_begin(
+        self,
+        args: Any,
+        state: Any,
+        control: Any,
+        model: Any = None,
+        optimizer: Any = None,
+        **_: Any,
+    ) -> None:
+        if args.fp16:
+            raise ValueError(
+                "StepInBackwardCallback cannot look for infinities first: train in bf16"
+            )
+        if args.world_size > 1:
+            raise ValueError(
+                f"StepInBackwardCallback is for one process, and these are {args.world_size}; call "
+                "lowbit.step_in_backward in a loop of your own"
+            )
+        opt = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's
+        norm = args.max_grad_norm or None
+        self.released = lowbit.step_in_backward(model, opt, max_norm=norm)
+        self._handle = model.register_forward_pre_hook(self._held_unless_last)
+
+    def _held_unless_last(self, model: nn.Module, inputs: Any) -> None:
+        assert self.released is not None
+        self.released.held = not GradientState().sync_gradients
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        if self.released is not None:
+            self.released.remove()
+            self._handle.remove()
+        self.released = None
 
 
 def build(

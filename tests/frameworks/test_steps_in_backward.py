@@ -1,0 +1,99 @@
+"""Steps inside the backward pass under Hugging Face's Trainer and Lightning."""
+
+import types
+
+import launchers
+import pytest
+import torch
+from test_launchers import need_package
+
+import lowbit
+
+
+@pytest.mark.parametrize(("accumulated", "clipped"), [(1, 0.0), (2, 0.0), (1, 0.1)])
+def test_the_trainer_steps_in_the_backward_pass(tmp_path, accumulated, clipped):
+    """The bits of a Trainer that steps afterwards; clipping is by the norm of the step before."""
+    need_package("transformers")
+    from lowbit.integrations.transformers import StepInBackwardCallback, optimizer
+
+    class Watched(StepInBackwardCallback):
+        most = 0
+        norm = None
+
+        def on_substep_end(self, *args, model=None, **_):
+            assert accumulated > 1 and all(p.grad is not None for p in model.parameters())
+
+        def on_pre_optimizer_step(self, *args, model=None, **_):
+            self.most = max(self.most, sum(p.grad is not None for p in model.parameters()))
+
+        def on_step_end(self, *args, **_):
+            self.norm = self.released.norm
+
+    def trained(*callbacks):
+        args = launchers.arguments(
+            tmp_path, gradient_accumulation_steps=accumulated, max_grad_norm=clipped
+        )
+        made = launchers.trainer(
+            tmp_path,
+            args=args,
+            optimizer_cls_and_kwargs=optimizer(args, "AdamW"),
+            callbacks=list(callbacks),
+        )
+        made.train()
+        return launchers.digest(made.model)
+
+    watched = Watched()
+    found = trained(watched)
+    assert watched.most == 0 and watched.released is None
+    assert (watched.norm is None) == (clipped == 0.0)
+    assert (found == trained()) == (clipped == 0.0)
+    if not clipped:
+        return
+    with pytest.raises(ValueError, match="train in bf16"):
+        StepInBackwardCallback().on_train_begin(types.SimpleNamespace(fp16=True), None, None)
+    with pytest.raises(ValueError, match="one process, and these are 2"):
+        several = types.SimpleNamespace(fp16=False, world_size=2)
+        StepInBackwardCallback().on_train_begin(several, None, None)
+
+
+def test_lightning_steps_in_the_backward_pass():
+    need_package("lightning")
+    import lightning
+
+    class Module(lightning.LightningModule):
+        def __init__(self, inside):
+            super().__init__()
+            torch.manual_seed(0)
+            self.net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.Linear(128, 64))
+            self.net.bfloat16()
+            self.inside, self.left = inside, []
+
+        def training_step(self, batch, _):
+            return (self.net(batch.bfloat16()).float() - batch).square().mean()
+
+        def configure_optimizers(self):
+            return lowbit.AdamW(lowbit.param_groups(self), lr=1e-2)
+
+        def on_train_start(self):
+            if self.inside:
+                lowbit.step_in_backward(self, self.optimizers().optimizer)
+
+        def on_before_optimizer_step(self, optimizer):
+            self.left.append(sum(p.grad is not None for p in self.parameters()))
+
+    def trained(inside):
+        module = Module(inside)
+        rows = torch.randn(20, 64, generator=torch.Generator().manual_seed(1))
+        lightning.Trainer(
+            max_steps=5,
+            accelerator="cpu",
+            logger=False,
+            enable_progress_bar=False,
+            enable_checkpointing=False,
+            enable_model_summary=False,
+        ).fit(module, torch.utils.data.DataLoader(rows, batch_size=4))
+        return launchers.digest(module.net), module.left
+
+    weights, left = trained(True)
+    assert left == [0] * 5
+    assert trained(False) == (weights, [4] * 5)
