@@ -151,8 +151,10 @@ def words_trained(steps, seed=0, opt=None, net=None, **formats):
 
 
 @pytest.mark.parametrize("way", ["state dict", "torch file", "directory"])
-def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tmp_path):
+def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tmp_path, request):
     """And the other way: converted once, and nothing else is changed."""
+    if way != "state dict":
+        request.getfixturevalue("ckpt")
     for saved, chosen in ((WIDE, {}), ({}, WIDE)):
         net, opt = words_trained(3, **saved)
         fresh = lowbit.AdamW(lowbit.param_groups(net, **chosen), lr=1e-2)
