@@ -260,7 +260,7 @@ def test_a_size_is_read(text, size):
         ({"loss": lambda m: m(torch.empty(4, 8)).nonzero().sum()}, "cannot be traced"),
         ({"loss": lambda m: m(torch.empty(4, 8)).sum(), "ranks": 2}, "on 2 ranks"),
     ],
-    ids=lambda value: " ".join(value),
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_what_does_not_fit_raises(given, message):
     with pytest.raises(ValueError, match=message):
