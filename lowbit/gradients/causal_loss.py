@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from lowbit import sharding
+
 IGNORED = -100  # the label of positions without a loss, as in torch.nn.functional.cross_entropy
 # What a configuration says of models that change their logits after the head; None, 0 and 1 do not.
 _CHANGES = (
@@ -30,7 +32,8 @@ def causal_loss(
     for the order of additions.
 
     Args:
-        model: a causal language model of transformers, wrapped or not.
+        model: a causal language model of transformers, in no wrapper: its parts are called, and a
+            wrapper's forward pass would not run. Compute the loss inside the wrapped module then.
         input_ids: [batch, context], int64.
         labels: as `input_ids`, which they are by default; shifted here, and -100 is left out.
         chunk: positions whose logits exist at once; 512 by default. None computes all at once.
@@ -39,15 +42,21 @@ def causal_loss(
         The loss: float32, of no dimensions. NaN without a label, as torch's.
 
     Raises:
-        ValueError: chunk is not positive, or the model's logits are not those of its head alone.
+        ValueError: chunk is not positive; the model is in a wrapper (DDP, FSDP, PEFT); or its loss
+            or logits are not those of its head alone.
     """
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, not {chunk}")
     labels = input_ids if labels is None else labels
-    inner = getattr(model, "module", model)
-    head = inner.get_output_embeddings()
-    _check(inner.config, head)
-    hidden = inner.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
+    if is_wrapped(model):
+        raise ValueError(
+            f"causal_loss calls the parts of a model, so that the forward pass of this "
+            f"{type(model).__name__} would not run, nor its reduction: wrap a module whose forward "
+            "returns lowbit.causal_loss(self.model, input_ids)"
+        )
+    head = model.get_output_embeddings()
+    _check(model.config, head)
+    hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     hidden, labels = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     size = len(labels) if chunk is None else chunk
     total = hidden.new_zeros((), dtype=torch.float32)
@@ -62,6 +71,21 @@ def causal_loss(
     return total / (labels != IGNORED).sum()
 
 
+def is_wrapped(model: Any) -> bool:
+    """Whether something has to happen in the model's own forward pass."""
+    inside = hasattr(model, "module") or hasattr(model, "peft_config")
+    return inside or bool(sharding.fsdp1_modules(model)) or sharding.is_fully_sharded(model)
+
+
+def comes_in_chunks(model: Any) -> bool:
+    """Whether `causal_loss` has the model's own loss."""
+    try:
+        _check(model.config, model.get_output_embeddings())
+    except ValueError:
+        return False
+    return True
+
+
 def _sum(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = head(hidden).float()
     return nn.functional.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
@@ -70,6 +94,11 @@ def _sum(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
 def _check(config: Any, head: Any) -> None:
     if head is None:
         raise ValueError("the model has no output embeddings, so it is no causal language model")
+    if getattr(config, "output_router_logits", False):
+        raise ValueError(
+            "the model adds a loss of its router (output_router_logits=True), which a loss in "
+            "chunks would leave out: use the model's own loss"
+        )
     for name in _CHANGES:
         if getattr(config, name, None) not in (None, 0, 1):
             raise ValueError(

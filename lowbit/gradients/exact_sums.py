@@ -235,6 +235,8 @@ class ParamSums(Sums):
 
     def _share_met(self, group: Any) -> None:
         """Gives every rank a sum of each parameter that any rank's micro-batches reached."""
+        if not self.of:
+            return
         first = next(iter(self.of))
         device = sharding.host_device([group], sharding.local(first).device)
         met = torch.tensor([one.met for one in self.of.values()], device=device).int()

@@ -162,6 +162,7 @@ class StepInBackwardCallback(TrainerCallback):
         optimizer: Any = None,
         **_: Any,
     ) -> None:
+        self.on_train_end(args, state, control)  # which a training that raised did not come to
         if args.fp16:
             raise ValueError(
                 "StepInBackwardCallback cannot look for infinities first: train in bf16"

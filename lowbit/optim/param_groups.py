@@ -47,7 +47,8 @@ def param_groups(
         Groups with `params` and `param_names`: all else, and one for each format that embeddings
         and heads have. Parameters that require no gradient are left out. A
         parameter that FSDP1 flattened (`use_orig_params=False`) is in the first group, whose
-        `overrides` then name the weights in it.
+        `full_precision` (float32) or `overrides` then name the weights in it. These `overrides`
+        take the place of the optimizer's: pass those here.
 
     Raises:
         TypeError: `model` is no module, such as `model.parameters()`.
@@ -157,18 +158,25 @@ def _grouped(
 def _flattened(
     model: nn.Module, special: Sequence[_Special], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """The options of a group, with overrides for the weights inside what FSDP1 flattened."""
-    overrides = {
-        glob.escape(name): _kept(chosen)
+    """The options of a group, with those of the weights inside what FSDP1 flattened.
+
+    Float32 is named by `full_precision`, which leaves the optimizer's own `overrides` in force.
+    """
+    inside = {
+        glob.escape(name): chosen
         for modules, chosen in special
         for name in sharding.flattened_weights(model, modules, clean_name)
         if chosen is not None
     }
-    return (
-        {**options, "overrides": {**(options.get("overrides") or {}), **overrides}}
-        if overrides
-        else options
-    )
+    made = dict(options)
+    wide = [name for name, chosen in inside.items() if chosen == "float32"]
+    named = options.get("full_precision") or ()
+    if wide and named is not True:
+        made["full_precision"] = [*([named] if isinstance(named, str) else named), *wide]
+    others = {name: _kept(chosen) for name, chosen in inside.items() if chosen != "float32"}
+    if others:
+        made["overrides"] = {**(options.get("overrides") or {}), **others}
+    return made
 
 
 def _kept(state_format: StateFormat | None) -> dict[str, Any]:

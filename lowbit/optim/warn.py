@@ -9,6 +9,7 @@ from torch import Tensor
 
 from lowbit import ops
 from lowbit.config.hints import warn_once
+from lowbit.config.overrides import effective
 from lowbit.config.presets import is_named, known
 from lowbit.optim.report import Stats, percent
 from lowbit.state.slot import Slot
@@ -88,11 +89,14 @@ def warn_of_signed_maps(opt: StatefulOptimizer) -> None:
     """
     if "signed" in opt.warned:
         return
-    for group, _, lay in opt.laid_out():
+    for number, p, name, index in opt.members():
+        lay, options = opt.layouts.get(p), effective(opt.param_groups[number], name, index)
+        if lay is None:  # on the meta device
+            continue
         never = {slot["name"] for slot in ops.rule(lay.rule)["slots"] if not slot["signed"]}
         for slot in lay.slots:
             twin = f"{slot.format}_unsigned"
-            said = group["state_format"]
+            said = options["state_format"]
             if slot.name not in never or twin not in ops.names("state"):
                 continue
             if is_named(said, slot.name):  # a choice, as torchao's and bitsandbytes' tables are

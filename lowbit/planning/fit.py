@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from lowbit.gradients.causal_loss import comes_in_chunks
 from lowbit.planning.peers import PEERS
 from lowbit.planning.trace import Loss, Moment, Passes, causal_step, trace
 
@@ -171,7 +172,10 @@ def fit(
         plans[name] = Plan(peer.title, weights, card, host, moments, peer.note)
     found: dict[str, Any] | None = {}
     if device_memory is not None:
-        found = _what_helps(plan, setting, usable(device_memory), fixed=loss is not None)
+        fixed: Sequence[str] = _OF_LOSS
+        if loss is None:
+            fixed = () if comes_in_chunks(model) else ("loss_chunk",)
+        found = _what_helps(plan, setting, usable(device_memory), fixed)
     return Fit(setting, device_memory, now.largest_gradient, plans, found)
 
 
@@ -206,14 +210,15 @@ def usable(device_memory: int) -> int:
 
 
 def _what_helps(
-    plan: Callable[[Mapping[str, Any], Setting], Plan], setting: Setting, limit: int, fixed: bool
+    plan: Callable[[Mapping[str, Any], Setting], Plan],
+    setting: Setting,
+    limit: int,
+    fixed: Sequence[str],
 ) -> dict[str, Any] | None:
     """The fewest and cheapest changes with which lowbit fits."""
     own = vars(setting)
     known = [
-        (name, value)
-        for name, value in CHANGES
-        if own.get(name) != value and not (fixed and name in _OF_LOSS)
+        (name, value) for name, value in CHANGES if own.get(name) != value and name not in fixed
     ]
     for chosen in _subsets(known):
         changes = dict(chosen)

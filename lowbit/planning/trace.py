@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lowbit.gradients.causal_loss import causal_loss
+from lowbit.gradients.causal_loss import causal_loss, comes_in_chunks
 
 Loss = Callable[[nn.Module], Tensor]
 
@@ -200,6 +200,9 @@ def causal_step(
             model.set_attn_implementation("sdpa")
         checkpoint_layers(model, checkpointing)
         ids = torch.zeros(micro_batch, context, dtype=torch.int64)
+        if loss_chunk is None and not comes_in_chunks(model):
+            loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
+            return loss
         return causal_loss(model, ids, chunk=loss_chunk)
 
     return run

@@ -123,7 +123,8 @@ class StatefulOptimizer(Optimizer):
             self._whole_groups = WholeGroups(self)
         self.__dict__.setdefault("numbered_groups", [])
         self.__dict__.setdefault("_subset_names", {})
-        self.__dict__.setdefault("warned", {"nearest"})  # the original of a copy has said it
+        # The original of a copy has said it.
+        self.__dict__.setdefault("warned", {"nearest", "signed"})
         self._ready = True
 
     def lay_out_again(self) -> None:
@@ -160,6 +161,9 @@ class StatefulOptimizer(Optimizer):
                 and which name belongs to which is unknown.
         """
         if isinstance(param_group, dict):
+            if "rank" not in self.defaults and param_group.get("rank", 0) is None:
+                # Embeddings and heads of `lowbit.param_groups`; saved groups keep their old keys.
+                param_group = {k: v for k, v in param_group.items() if k != "rank"}
             param_group.update(self._plain(param_group))
             arguments.check_params(type(self).__name__, param_group.get("params"))
             arguments.check_group("the parameter group", param_group)

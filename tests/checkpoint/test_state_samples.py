@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import lowbit
+from lowbit.checkpoint import Writer
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.storage.state_samples import check_state_samples, state_samples
 
@@ -51,6 +53,19 @@ def test_stages_that_share_names_are_refused_and_replicas_are_not(form, cls):
     with pytest.raises(CheckpointError, match=r"ranks 0 and 2 have other values in .*state") as e:
         check_state_samples([first, again, second])
     assert "model.named_parameters()" in str(e.value)
+
+
+def test_whoever_wants_one_of_several_replicas_says_so(tmp_path, monkeypatch):
+    def differ(_):
+        raise CheckpointError("ranks differ")
+
+    monkeypatch.setattr("lowbit.checkpoint.storage.writer.check_state_samples", differ)
+    state = {"optim": trained(0)[1].state_dict()}
+    with pytest.raises(dcp.api.CheckpointException, match="ranks differ"):
+        dcp.save(state, storage_writer=Writer(tmp_path / "a"))
+    assert not (tmp_path / "a").exists()
+    dcp.save(state, storage_writer=Writer(tmp_path / "a", check_replicas=False))
+    assert (tmp_path / "a").exists()
 
 
 def test_one_code_that_differs_in_many_is_enough():

@@ -19,6 +19,7 @@ from lowbit import checkpoint
 from lowbit.checkpoint.object_store import Opened
 from lowbit.checkpoint.storage.group_names import check_group_names
 from lowbit.checkpoint.storage.partial_folder import PartialFolder
+from lowbit.checkpoint.storage.state_samples import check_state_samples
 
 
 def stepped(*groups):
@@ -71,6 +72,10 @@ def stages(folder):
     check_group_names([{"optim.param_groups": "a"}, {"optim.param_groups": "b"}])
 
 
+def replicas(folder):
+    check_state_samples([{("state.0.exp_avg", (0,)): "a"}, {("state.0.exp_avg", (0,)): "b"}])
+
+
 def options(folder):
     pytest.importorskip("fsspec")
     with Opened("memory://bucket/run", {"a": 1}):
@@ -86,7 +91,7 @@ def url(folder):
     raise ValueError(done.stderr.removeprefix("lowbit-ckpt: ").strip())
 
 
-MISTAKES = (numbered, several, opaque, two_saves, stages, options, url)
+MISTAKES = (numbered, several, opaque, two_saves, stages, replicas, options, url)
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)

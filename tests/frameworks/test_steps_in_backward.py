@@ -56,6 +56,33 @@ def test_the_trainer_steps_in_the_backward_pass(tmp_path, accumulated, clipped):
         StepInBackwardCallback().on_train_begin(several, None, None)
 
 
+def test_training_that_raised_can_begin_again(tmp_path):
+    need_package("transformers")
+    from transformers import TrainerCallback
+
+    from lowbit.integrations.transformers import StepInBackwardCallback, optimizer
+
+    class Once(TrainerCallback):
+        raised = False
+
+        def on_step_end(self, *args, **_):
+            if not self.raised:
+                self.raised = True
+                raise MemoryError("as auto_find_batch_size meets it")
+
+    args = launchers.arguments(tmp_path)
+    made = launchers.trainer(
+        tmp_path,
+        args=args,
+        optimizer_cls_and_kwargs=optimizer(args, "AdamW"),
+        callbacks=[StepInBackwardCallback(), Once()],
+    )
+    with pytest.raises(MemoryError):
+        made.train()
+    made.train()
+    assert all(p.grad is None for p in made.model.parameters())
+
+
 def test_lightning_steps_in_the_backward_pass():
     need_package("lightning")
     import lightning

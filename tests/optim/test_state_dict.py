@@ -184,6 +184,15 @@ def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tmp_path, r
         assert float(fresh.state[net.tokens.weight]["step"]) == 4
 
 
+def test_groups_of_embeddings_have_no_key_that_others_lack():
+    """A checkpoint of an optimizer without them loads by plain `dcp.load`."""
+    net, opt = words_trained(1)
+    wide = {"full_precision"} | set(lowbit.AdamW(net.named_parameters()).param_groups[0])
+    assert all(set(group) <= wide for group in opt.param_groups)
+    low = lowbit.APOLLO(lowbit.param_groups(net, embeddings="8bit"), lr=1e-2, rank=4)
+    assert {group["rank"] for group in low.param_groups} == {4, None}
+
+
 def test_the_old_choice_loads_its_own_checkpoints_with_plain_dcp(tmp_path):
     net, opt = words_trained(3, **WIDE)
     dcp.save({"optim": get_optimizer_state_dict(net, opt)}, checkpoint_id=tmp_path, no_dist=True)

@@ -120,6 +120,11 @@ class Net(nn.Module):
         return self.out(nn.functional.silu(x))
 
 
+def test_a_loss_in_chunks_goes_around_no_wrapper():
+    with pytest.raises(ValueError, match="forward pass of this DataParallel would not run"):
+        lowbit.causal_loss(nn.DataParallel(nn.Linear(4, 4)), torch.zeros(1, 4, dtype=torch.int64))
+
+
 def test_any_model_is_traced_by_its_loss():
     model = Net()
     said = lowbit.estimate(model, loss=lambda m: m(torch.empty(512, 256)).square().mean())

@@ -245,9 +245,9 @@ class Counted:
     def __enter__(self) -> None:
         exchange, gather = self.before
 
-        def all_to_all(arrived, rows, group=None):
+        def all_to_all(arrived, rows, *splits, group=None):
             self.add("exchange", rows)
-            return exchange(arrived, rows, group=group)
+            return exchange(arrived, rows, *splits, group=group)
 
         def all_gather(joined, mine, group=None):
             self.add("gather", mine)

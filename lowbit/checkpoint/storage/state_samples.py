@@ -34,10 +34,11 @@ def state_samples(planner: SavePlanner) -> Samples:
     found = [
         name
         for name, value in state_dict.items()
-        if isinstance(value, torch.Tensor)
+        if _root(at.get(name, ()), _STATE) in roots
+        and isinstance(value, torch.Tensor)
+        and not hasattr(value, "local_shards")  # a ShardedTensor, which has few of torch's methods
         and value.numel() > 1
         and not value.is_meta
-        and _root(at.get(name, ()), _STATE) in roots
     ]
     # In an order that says nothing of layers, so that the few are of all of the model.
     found.sort(key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
@@ -62,7 +63,7 @@ def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
     """The offsets of this rank's part, and a digest of some of its values; None of no values."""
     try:
         offsets = tuple(sharding.part(value, "state").offset)
-    except ValueError:  # placed as no state of ours is
+    except (ValueError, IndexError):  # placed as no state of ours is, or on other ranks
         return (), None
     t = sharding.local(value)
     if type(t) not in (torch.Tensor, torch.nn.Parameter) or t.layout != torch.strided:
@@ -88,6 +89,7 @@ def check_state_samples(ranks: Sequence[Mapping[Any, str]]) -> None:
                     "pipeline without names and replicas that drifted apart do, and torch keeps "
                     "those of one rank: the others would be lost. Build optimizers from "
                     "model.named_parameters(), with names that no other stage has, and save flat "
-                    "names: StateDictOptions(flatten_optimizer_state_dict=True)",
+                    "names: StateDictOptions(flatten_optimizer_state_dict=True). If replicas may "
+                    "differ, as under DiLoCo, Writer(check_replicas=False) keeps those of one rank",
                     tensor=name,
                 )

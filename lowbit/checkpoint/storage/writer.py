@@ -34,7 +34,7 @@ from lowbit.checkpoint.storage.announced_metadata import announce
 from lowbit.checkpoint.storage.group_names import check_group_names, group_names
 from lowbit.checkpoint.storage.packed_plans import numbered, results, sent
 from lowbit.checkpoint.storage.partial_folder import PartialFolder, partial_path
-from lowbit.checkpoint.storage.state_samples import check_state_samples, state_samples
+from lowbit.checkpoint.storage.state_samples import Samples, check_state_samples, state_samples
 from lowbit.checkpoint.storage.state_tensors import (
     DTYPES,
     OtherLayout,
@@ -105,6 +105,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             stop the save on all ranks. True: a bar on standard error (with tqdm, where that is a
             terminal).
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
+        check_replicas: refuse a save in which ranks have other values in an optimizer's state of
+            one name, of which torch keeps one rank's; True by default. Some values of 8 tensors
+            are compared.
 
     Raises:
         CheckpointError: the folder cannot be written, or the state holds what could not be loaded,
@@ -127,13 +130,14 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         opaque: bool = False,
         progress: Progress | bool | None = None,
         storage_options: StorageOptions = None,
+        check_replicas: bool = True,
     ) -> None:
         Storage.__init__(self, path, thread_count, storage_options)
         BlockingAsyncStager.__init__(
             self, cache_staged_state_dict=cache_staged_state_dict, type_check=False
         )
         self.sync_files, self.overwrite, self.opaque = sync_files, overwrite, opaque
-        self.progress = progress
+        self.progress, self.check_replicas = progress, check_replicas
         self._save = Save()
         self._kept: dict[str, Any] | None = None  # the host copy
         self._memory: set[int] = set()  # where its tensors lie
@@ -210,7 +214,10 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         written: list[WriteResult] = []
         memory: set[int] = set()
+        samples: Samples = {}
         try:
+            if self.check_replicas:  # while the host copy is this save's
+                samples = state_samples(planner)
             if plan.items:
                 with (
                     Shown(self.progress, "save") as told,
@@ -231,7 +238,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             if memory & self._memory:  # it was the kept copy, which the next save may have now
                 self._staged = None
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results(written, group_names(planner), state_samples(planner)))
+        future.set_result(results(written, group_names(planner), samples))
         return future
 
     @contextlib.contextmanager
@@ -321,7 +328,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         made = self._save.folder
         assert made is not None
         check_group_names([getattr(rank, "groups", {}) for rank in results])
-        check_state_samples([getattr(rank, "samples", {}) for rank in results])
+        if self.check_replicas:
+            check_state_samples([getattr(rank, "samples", {}) for rank in results])
         written = {r.index: r.storage_data for rank in results for r in rank}
         metadata.version = VERSION
         lies = made.places({index: said.info for index, said in written.items()})
