@@ -5,6 +5,7 @@ and the entries of every group.
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from numbers import Integral, Real
 from typing import Any, TypedDict, TypeVar
@@ -347,7 +348,8 @@ def plain(value: Any) -> Any:
     dict must load with `weights_only=True`, which takes none of NumPy's. All else stays.
     """
     if type(value) in (tuple, list):
-        return type(value)(map(plain, value))
+        made = [plain(one) for one in value]
+        return value if all(map(operator.is_, made, value)) else type(value)(made)
     if type(value).__module__ == "numpy" and hasattr(value, "tolist"):
         made = value.tolist()
         return tuple(made) if isinstance(made, list) else made

@@ -176,7 +176,7 @@ def axolotl():
 
         manager = PluginManager.get_instance()
         manager.register("lowbit.integrations.axolotl.LowbitPlugin")
-        yield types.types.SimpleNamespace(manager=manager, mixin=OptimizerMixin, config=DictDefault)
+        yield types.SimpleNamespace(manager=manager, mixin=OptimizerMixin, config=DictDefault)
         manager.plugins.clear()
         sys.modules.pop("lowbit.integrations.axolotl", None)
 

@@ -52,6 +52,7 @@ def test_presets_keep_the_slow_mean(preset):
         )
 
 
+@pytest.mark.filterwarnings("ignore:exp_avg_sq is never negative")
 def test_formats_and_mappings():
     """A format for all states is no word about the slow mean; a name in a mapping is."""
     opt, p = build(state_format=lowbit.scaled("dynamic8", block=64, min_numel=0))

@@ -285,7 +285,7 @@ def test_a_checkpoint_has_that_size(kind, tmp_path):
         }
         save_file({**states["model"], **kept}, tmp_path / "run.safetensors")
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-    assert said <= written <= 1.01 * said
+    assert said <= written <= 1.02 * said
 
 
 def test_a_large_model_needs_no_memory():

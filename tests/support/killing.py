@@ -15,7 +15,7 @@ import torch.distributed.checkpoint as dcp
 import torch.distributed.checkpoint.filesystem as filesystem
 from paths import RECIPES
 
-from lowbit.optim import stepping as optim
+from lowbit.optim import one_step
 
 RANK, WHERE, AT = os.environ["KILL"].split(":")
 MARKER = pathlib.Path(os.environ["MARKER"])
@@ -31,7 +31,7 @@ def die(what: str) -> None:
 
 
 phases, write, load = (
-    optim.run_phases,
+    one_step.run_phases,
     filesystem.FileSystemWriter.write_data,
     dcp.load,
 )
@@ -58,7 +58,7 @@ def killed_load(*args, **kwargs):
     return load(*args, **kwargs)
 
 
-optim.run_phases = killed_phases
+one_step.run_phases = killed_phases
 filesystem.FileSystemWriter.write_data = killed_write
 dcp.load = killed_load
 recipe = RECIPES / "elastic.py"
