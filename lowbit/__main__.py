@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "--full-precision",
         action="append",
         metavar="PATTERN",
-        help=("parameters of these names keep float32 state; repeatable (none)"),
+        help="parameters of these names keep float32 state; repeatable (none)",
     )
     add("--embeddings", metavar="FORMAT", help="the state_format of embeddings (--state-format)")
     add("--heads", metavar="FORMAT", help="the state_format of output heads (--state-format)")

@@ -322,15 +322,14 @@ def sums_of(model: nn.Module, params: Mapping[Tensor, str], divided: Divided, gr
     Raises:
         ValueError: a group, for a model that has a wrapper.
     """
-    wrapped = sharding.is_ddp(model) or sharding.units(model) or sharding.fsdp1_modules(model)
-    if group is not None and wrapped:
+    ddp, units = sharding.is_ddp(model), sharding.flat_units(model)
+    if group is not None and (ddp or units or sharding.is_fully_sharded(model)):
         raise ValueError(
             "group= is for a model without a wrapper; DistributedDataParallel, FSDP1 and "
             "fully_shard have process groups of their own"
         )
-    if sharding.is_ddp(model):
+    if ddp:
         return BucketSums(model, params, divided)
-    units = sharding.flat_units(model)
     if units:
         return FlatSums(model, params, divided, units)
     return ParamSums(model, params, divided, group)

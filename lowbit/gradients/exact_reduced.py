@@ -91,10 +91,7 @@ class BucketSums(ReducedSums):
         nor one of another dtype.
         """
         if self._model.find_unused_parameters:
-            device = sharding.host_device(self.groups, next(iter(self.of)).device)
-            met = torch.tensor([one.met for one in self.of.values()], device=device).int()
-            sharding.reduce_over([(met, group, "max") for group in self.groups])
-            for p, any_met in zip(self.of, met.tolist(), strict=True):
+            for p, any_met in zip(self.of, self._met_anywhere(self.groups), strict=True):
                 if not any_met:
                     self._means.pop(p, None)
                     p.grad = None

@@ -124,6 +124,15 @@ class Sums:
                 "micro(passes=...) for a pipeline, or use checkpoint(use_reentrant=False)"
             )
 
+    def _met_anywhere(self, groups: Sequence[Any]) -> list[int]:
+        """Of each parameter, whether micro-batches of any rank reached it. A collective."""
+        if not self.of:
+            return []
+        device = sharding.host_device(groups, sharding.local(next(iter(self.of))).device)
+        met = torch.tensor([one.met for one in self.of.values()], device=device).int()
+        sharding.reduce_over([(met, group, "max") for group in groups])
+        return met.tolist()
+
     def clear(self) -> None:
         for one in self.of.values():
             one.clear()
@@ -235,13 +244,7 @@ class ParamSums(Sums):
 
     def _share_met(self, group: Any) -> None:
         """Gives every rank a sum of each parameter that any rank's micro-batches reached."""
-        if not self.of:
-            return
-        first = next(iter(self.of))
-        device = sharding.host_device([group], sharding.local(first).device)
-        met = torch.tensor([one.met for one in self.of.values()], device=device).int()
-        sharding.reduce_over([(met, group, "max")])
-        for (p, mine), any_met in zip(self.of.items(), met.tolist(), strict=True):
+        for (p, mine), any_met in zip(self.of.items(), self._met_anywhere([group]), strict=True):
             if not any_met:
                 mine.words = None
             elif mine.words is None:

@@ -102,6 +102,18 @@ LOADED = {
 }
 
 
+@pytest.mark.parametrize("value", [np.str_("aé€😀"), np.bytes_(b"a\0\xffb")])
+def test_a_text_of_numpy_comes_back_as_pythons(tmp_path, value):
+    """But through torch's reader, which has it from the same bytes."""
+    save({"v": value, "w": torch.ones(3)}, tmp_path / "run")
+    for reader, want in (
+        (checkpoint.Reader, value.item()),
+        (dcp.FileSystemReader, value),
+    ):
+        got = load({"v": None, "w": torch.zeros(3)}, tmp_path / "run", reader=reader)
+        assert same(got["v"], want), (reader, got["v"])
+
+
 @pytest.mark.parametrize("kind", LOADED)
 def test_a_value_that_was_saved_is_loaded_equal(tmp_path, kind):
     value = LOADED[kind]

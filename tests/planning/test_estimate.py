@@ -269,7 +269,7 @@ def test_torchao_chooses_by_the_local_shard():
 
 @pytest.mark.parametrize("kind", ["torch", "dcp", "safetensors"])
 def test_a_checkpoint_has_that_size(kind, tmp_path):
-    model = Model(width=512, words=4096).bfloat16()
+    model = Model(width=512, words=8192).bfloat16()
     opt = stepped(model, lowbit.AdamW(lowbit.param_groups(model)))
     said = lowbit.estimate(model)["lowbit"].checkpoint
     states = {"model": model.state_dict(), "optimizer": opt.state_dict()}
@@ -285,7 +285,7 @@ def test_a_checkpoint_has_that_size(kind, tmp_path):
         }
         save_file({**states["model"], **kept}, tmp_path / "run.safetensors")
     written = sum(path.stat().st_size for path in tmp_path.rglob("*") if path.is_file())
-    assert said <= written <= 1.02 * said
+    assert said <= written <= 1.01 * said
 
 
 def test_a_large_model_needs_no_memory():

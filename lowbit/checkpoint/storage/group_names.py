@@ -11,6 +11,7 @@ from typing import Any
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.storage.rank_digests import first_difference, flattened
 
 _GROUPS = "param_groups"
 
@@ -19,12 +20,12 @@ def group_names(planner: SavePlanner) -> dict[str, str]:
     """Digests of the parameters in each `param_groups` of what a planner saves, by its flat name.
     None of a planner that does not flatten.
     """
-    state_dict, paths = getattr(planner, "state_dict", None), getattr(planner, "mappings", None)
-    if not state_dict or not paths:
+    saved = flattened(planner)
+    if saved is None:
         return {}
     said: dict[str, list[tuple[Any, ...]]] = {}
-    for name, value in state_dict.items():
-        path = paths.get(name, ())
+    for name, value in saved.values.items():
+        path = saved.paths.get(name, ())
         if _GROUPS not in path:
             continue
         at = path.index(_GROUPS) + 1
@@ -57,14 +58,10 @@ def check_group_names(ranks: Sequence[Mapping[str, str]]) -> None:
     """Raises CheckpointError if ranks have other parameters in groups of one name: only one rank's
     would be in the checkpoint.
     """
-    first: dict[str, tuple[int, str]] = {}
-    for rank, said in enumerate(ranks):
-        for name, digest in said.items():
-            before, expected = first.setdefault(name, (rank, digest))
-            if digest != expected:
-                raise CheckpointError(
-                    f"ranks {before} and {rank} have other parameters in {name}, as stages of a "
-                    "pipeline do, and torch keeps those of one rank: the others could not load "
-                    "their settings. Save flat names: "
-                    "StateDictOptions(flatten_optimizer_state_dict=True)"
-                )
+    if found := first_difference(ranks):
+        before, rank, name = found
+        raise CheckpointError(
+            f"ranks {before} and {rank} have other parameters in {name}, as stages of a pipeline "
+            "do, and torch keeps those of one rank: the others could not load their settings. "
+            "Save flat names: StateDictOptions(flatten_optimizer_state_dict=True)"
+        )

@@ -5,14 +5,15 @@ copies and keeps one; of ranks whose states differ it would lose all others in s
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from collections.abc import Sequence
+from typing import TypeAlias
 
 import torch
 from torch.distributed.checkpoint.planner import SavePlanner
 
 from lowbit import sharding
 from lowbit.checkpoint.errors import CheckpointError
+from lowbit.checkpoint.storage.rank_digests import first_difference, flattened
 
 _GROUPS, _STATE = "param_groups", "state"
 _TENSORS = 8  # that are looked at, and values of each
@@ -26,14 +27,14 @@ def state_samples(planner: SavePlanner) -> Samples:
     """Digests of a few state tensors of what a planner saves: the same few on ranks with the same
     names. None of a planner that does not flatten.
     """
-    state_dict, paths = getattr(planner, "state_dict", None), getattr(planner, "mappings", None)
-    if not state_dict or not paths:
+    saved = flattened(planner)
+    if saved is None:
         return {}
-    at = {name: tuple(map(str, path)) for name, path in paths.items()}
+    at = {name: tuple(map(str, path)) for name, path in saved.paths.items()}
     roots = {root for path in at.values() if (root := _root(path, _GROUPS)) is not None}
     found = [
         name
-        for name, value in state_dict.items()
+        for name, value in saved.values.items()
         if _root(at.get(name, ()), _STATE) in roots
         and isinstance(value, torch.Tensor)
         and not hasattr(value, "local_shards")  # a ShardedTensor, which has few of torch's methods
@@ -44,7 +45,7 @@ def state_samples(planner: SavePlanner) -> Samples:
     found.sort(key=lambda name: hashlib.blake2b(name.encode(), digest_size=8).digest())
     made = {}
     for name in found[:_TENSORS]:
-        offsets, sample = _sampled(state_dict[name])
+        offsets, sample = _sampled(saved.values[name])
         if sample is not None:
             made[name, offsets] = sample
     return made
@@ -76,20 +77,16 @@ def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
     return offsets, hashlib.blake2b(said, digest_size=16).hexdigest()
 
 
-def check_state_samples(ranks: Sequence[Mapping[Any, str]]) -> None:
+def check_state_samples(ranks: Sequence[Samples]) -> None:
     """Raises CheckpointError if ranks have other values in a state of one name."""
-    first: dict[Any, tuple[int, str]] = {}
-    for rank, said in enumerate(ranks):
-        for key, digest in said.items():
-            before, expected = first.setdefault(key, (rank, digest))
-            if digest != expected:
-                name = key[0]
-                raise CheckpointError(
-                    f"ranks {before} and {rank} have other values in {name}, as stages of a "
-                    "pipeline without names and replicas that drifted apart do, and torch keeps "
-                    "those of one rank: the others would be lost. Build optimizers from "
-                    "model.named_parameters(), with names that no other stage has, and save flat "
-                    "names: StateDictOptions(flatten_optimizer_state_dict=True). If replicas may "
-                    "differ, as under DiLoCo, Writer(check_replicas=False) keeps those of one rank",
-                    tensor=name,
-                )
+    if found := first_difference(ranks):
+        before, rank, (name, _) = found
+        raise CheckpointError(
+            f"ranks {before} and {rank} have other values in {name}, as stages of a pipeline "
+            "without names and replicas that drifted apart do, and torch keeps those of one rank: "
+            "the others would be lost. Build optimizers from model.named_parameters(), with names "
+            "that no other stage has, and save flat names: "
+            "StateDictOptions(flatten_optimizer_state_dict=True). If replicas may differ, as under "
+            "DiLoCo, Writer(check_replicas=False) keeps those of one rank",
+            tensor=name,
+        )
