@@ -10,7 +10,7 @@ import sys
 import pytest
 from paths import ROOT
 
-from bench.storage import __main__ as storage
+from bench.storage import measured as storage
 from bench.storage import page as storage_page
 
 pytestmark = pytest.mark.product

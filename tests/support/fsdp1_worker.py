@@ -45,7 +45,7 @@ def wide(kind: str, tied: bool) -> list[str]:
                     model, name, FullyShardedDataParallel(part, use_orig_params=orig, device_id=CPU)
                 )
         model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
-    opt = lowbit.AdamW(lowbit.param_groups(model, lr=1e-2))
+    opt = lowbit.AdamW(lowbit.param_groups(model, embeddings="float32", heads="float32", lr=1e-2))
     lowbit.fsdp1.bind(model, opt)
     laid_out = {p: lay for _, p, lay in opt.laid_out()}
     found = []

@@ -320,7 +320,7 @@ TRICKS = [
         recalled(empty_array(b"B" + le(4, MILLION) + b"a" * MILLION)),
         mentions="numpy",
         torch=None,
-        convert=FINE,
+        convert=BAD,
     ),
     Trick(
         "recalled_storage",
