@@ -4,7 +4,8 @@ import os
 import tempfile
 
 import pytest
-from require import need
+
+from tests.support.require import need
 
 try:
     import hypothesis
@@ -23,13 +24,13 @@ else:
     hypothesis.settings.load_profile("same")
 
 
-pytest_plugins = ["selection"]
+pytest_plugins = ["tests.support.selection"]
 
 
 @pytest.fixture(scope="session")
 def processes():
     """The ranks of every file, so that torch is imported once by each."""
-    from pool import Pool
+    from tests.support.ranks.pool import Pool
 
     pool = Pool("")
     yield pool
@@ -69,17 +70,17 @@ def ckpt():
 
 @pytest.fixture(scope="module")
 def pool(processes):
-    """`pool.run(ranks, module, function, *arguments)`, and a folder for the cases of this file."""
+    """`pool.run(ranks, function, *arguments)`, and a folder for the cases of this file."""
     with tempfile.TemporaryDirectory() as processes.folder:
         yield processes
 
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """`made(kind, world)`: the path of a checkpoint of tests/support/kinds.py,
+    """`made(kind, world)`: the path of a checkpoint of tests/support/kinds,
     made once a session.
     """
-    from kinds import Made
+    from tests.support.kinds.catalog import Made
 
     root = tmp_path_factory.getbasetemp()
     return Made(root.parent if "PYTEST_XDIST_WORKER" in os.environ else root)
@@ -88,9 +89,8 @@ def made(tmp_path_factory):
 @pytest.fixture(params=["in C", "in Python"])
 def compared(request, monkeypatch):
     """Objects are compared by lowbit._tensors, or in Python where it was not built."""
-    from require import need
-
     from lowbit.step import objects
+    from tests.support.require import need
 
     if request.param == "in C":
         need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")

@@ -10,7 +10,6 @@ import sys
 
 import pytest
 import torch
-from paths import ROOT
 
 from bench import __main__ as command
 from bench.contestants import roster
@@ -23,6 +22,7 @@ from bench.gpu.stage import Stage, junit, sanitizer
 from bench.measuring import clock, machine, settings, workload
 from bench.pages import page
 from bench.speed import growth, step
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,6 @@ import sys
 import zipfile
 
 import pytest
-from paths import ROOT
 
 from bench.contestants import baselines, ours
 from bench.contestants.contestant import tensors
@@ -17,6 +16,7 @@ from bench.gpu import asked, tile_model
 from bench.gpu import stages as gpu_stages
 from bench.gpu.stage import Stage, junit
 from bench.measuring.workload import MANY, QUARTER
+from tests.support.paths import ROOT
 
 NAMES = (*asked.BASELINES, asked.EIGHT, asked.IN_GRAPH)
 

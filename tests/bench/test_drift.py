@@ -6,10 +6,10 @@ import json
 import re
 
 import pytest
-from paths import ROOT
 
 import lowbit
 from bench.quality import drift, drift_page
+from tests.support.paths import ROOT
 
 RESULTS = json.loads(drift.RESULTS.read_text())
 

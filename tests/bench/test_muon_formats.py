@@ -6,10 +6,10 @@ import json
 
 import pytest
 import torch
-from paths import ROOT
 
 import lowbit
 from bench.quality import muon_formats
+from tests.support.paths import ROOT
 
 
 @pytest.fixture

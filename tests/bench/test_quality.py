@@ -8,7 +8,6 @@ import math
 
 import pytest
 import torch
-from paths import ROOT
 
 import lowbit
 from bench.measuring.intervals import interval
@@ -20,6 +19,7 @@ from bench.quality import runs as quality
 from bench.quality import studies, zero_gradients
 from bench.quality import train as quality_train
 from bench.quality.studies import CONTESTANTS, SEEDS, STUDIES, Run
+from tests.support.paths import ROOT
 
 SMALL = STUDIES["0.5 M"]
 RATE = SMALL.tuning("AdamW")[1].lr

@@ -8,12 +8,12 @@ import time
 
 import pytest
 import torch
-from paths import ROOT
 
 from bench.contestants.baselines import TorchForeach
 from bench.speed import scaling, scaling_page
 from bench.speed.step import Params
 from bench.speed.stream import Streams
+from tests.support.paths import ROOT
 
 RESULTS = json.loads(scaling.RESULTS.read_text())
 FAST, LEAN = {"cache_ns": 0.5, "bytes": 28.0}, {"cache_ns": 1.0, "bytes": 10.0}

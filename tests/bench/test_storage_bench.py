@@ -8,10 +8,10 @@ import subprocess
 import sys
 
 import pytest
-from paths import ROOT
 
 from bench.storage import measured as storage
 from bench.storage import page as storage_page
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.product
 

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from gil import STEPS, steps_during
-from require import need
 from torch import nn
-from trained import trained
 
 import lowbit
 from lowbit import checkpoint
 from lowbit.checkpoint import native
+from tests.checkpoint.gil import STEPS, steps_during
+from tests.support.require import need
+from tests.support.trained import trained
 
 pytestmark = pytest.mark.slow
 

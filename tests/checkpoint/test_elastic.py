@@ -2,7 +2,6 @@
 again, and the run ends where it would have ended.
 """
 
-import os
 import pathlib
 import re
 import shutil
@@ -10,11 +9,11 @@ import subprocess
 import sys
 
 import pytest
-from paths import ROOT
-from require import need
 
 from lowbit import checkpoint, elastic
 from lowbit.checkpoint import native
+from tests.support.paths import ROOT, importing_tests
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 
@@ -32,7 +31,7 @@ def run(folder, *, ranks=2, kill=None, restarts=3, code=0):
     """The recipe under torchrun; what it printed. Limits of time are against waiting for ever:
     torch would wait for another rank for half an hour.
     """
-    script = ROOT / ("tests/support/killing.py" if kill else "recipes/elastic.py")
+    script = ROOT / ("tests/checkpoint/killing.py" if kill else "recipes/elastic.py")
     command = [
         sys.executable,
         "-m",
@@ -54,16 +53,8 @@ def run(folder, *, ranks=2, kill=None, restarts=3, code=0):
         "--timeout",
         "180",
     ]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    said = {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": path,
-        "KILL": kill or "",
-        "MARKER": str(folder) + ".killed",
-    }
-    done = subprocess.run(
-        command, capture_output=True, text=True, env={**os.environ, **said}, timeout=900
-    )
+    said = importing_tests(OMP_NUM_THREADS="1", KILL=kill or "", MARKER=f"{folder}.killed")
+    done = subprocess.run(command, capture_output=True, text=True, env=said, timeout=900)
     assert done.returncode == code, done.stdout + done.stderr[-4000:]
     return done.stdout
 

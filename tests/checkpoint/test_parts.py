@@ -14,13 +14,14 @@ import subprocess
 import sys
 import time
 
-import megatron_files
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from require import need
 
 from lowbit import checkpoint
+from tests.checkpoint.storage import shared_reads_worker
+from tests.support.files import megatron
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 
@@ -230,7 +231,7 @@ def test_a_damaged_source_is_found_by_a_part(source, tmp_path):
 
 def test_ranks_of_torchrun(source, pool, monkeypatch):
     want = whole(monkeypatch, source, world_size=4)
-    reports = pool.run(2, "shared_reads_worker", "reshard_part", os.getcwd(), source)
+    reports = pool.run(2, shared_reads_worker.reshard_part, os.getcwd(), source)
     assert any(report["published"] for report in reports)
     assert content("out") == want
 
@@ -317,10 +318,10 @@ def test_parts_of_different_conversions_do_not_mix(trained):
 
 def test_parts_of_different_groups_do_not_mix(tmp_path):
     """Whose weight decay is whose changes no name and no shape."""
-    source = megatron_files.write(
+    source = megatron.write(
         tmp_path / "m",
-        megatron_files.tensors(),
-        {"param_groups": megatron_files.groups(weight_decay=0.0, step=4)},
+        megatron.tensors(),
+        {"param_groups": megatron.groups(weight_decay=0.0, step=4)},
     )
     options = {"container": "dcp", "to": "torch"}
     checkpoint.convert(source, tmp_path / "out", part=(0, 2), group=["1=*.bias"], **options)

@@ -8,10 +8,10 @@ import warnings
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from peer_files import need_tool, run
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 
 import lowbit
+from tests.support.peers.files import need_tool, run
 
 need_tool()
 PATTERN = "1.*"

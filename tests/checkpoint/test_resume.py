@@ -4,12 +4,13 @@ by load_optimizer without one.
 
 import pytest
 import torch
-from require import need
-from resume_worker import OPTIONS, STEPS, Net
 
 import lowbit
 from lowbit import checkpoint
 from lowbit.checkpoint import native
+from tests.support.ranks import resume_worker
+from tests.support.ranks.resume_worker import OPTIONS, STEPS, Net
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 
@@ -20,8 +21,6 @@ def expected_state(folder):
     """Digests of the same state in one process,
     encoded by load_state_dict from what the reader gives.
     """
-    import resume_worker
-
     source, net = checkpoint.Checkpoint(folder), Net()
     state = {}
     for i, (name, _) in enumerate(net.named_parameters()):
@@ -39,7 +38,7 @@ def expected_state(folder):
 @pytest.mark.parametrize("wrapper", ["fsdp2", "fsdp1"])
 def test_a_float32_run_goes_on_in_8_bits(pool, wrapper, tmp_path):
     saved, made = tmp_path / "float32", tmp_path / "8bit"
-    run = pool.run(4, "resume_worker", "run_train", wrapper, saved)[0]
+    run = pool.run(4, resume_worker.run_train, wrapper, saved)[0]
     report = checkpoint.convert(saved, made, to="lowbit", state_format="8bit", world_size=4)
     assert {s["to"].split(",")[0] for s in report["states"] if s["param"] == "mid.weight"} == {
         "dynamic8",
@@ -49,7 +48,7 @@ def test_a_float32_run_goes_on_in_8_bits(pool, wrapper, tmp_path):
     wanted = expected_state(saved)
     assert any("dynamic8_scale" in key for key in wanted)
     for ranks in (2, 3):
-        resumed = pool.run(ranks, "resume_worker", "run_resume", saved, [made])[0]
+        resumed = pool.run(ranks, resume_worker.run_resume, saved, [made])[0]
         for path in (saved, made):
             found = resumed[path]
             assert found["state"] == wanted, f"{path.name} on {ranks} ranks"
@@ -68,7 +67,7 @@ def test_a_float32_run_goes_on_in_8_bits(pool, wrapper, tmp_path):
 def test_load_optimizer_alone_resumes(pool, tmp_path):
     """Without a conversion: the live loading by itself, from 4 ranks to 3."""
     saved = tmp_path / "float32"
-    run = pool.run(4, "resume_worker", "run_train", "fsdp2", saved)[0]
-    resumed = pool.run(3, "resume_worker", "run_resume", saved, [])[0][saved]
+    run = pool.run(4, resume_worker.run_train, "fsdp2", saved)[0]
+    resumed = pool.run(3, resume_worker.run_resume, saved, [])[0][saved]
     assert resumed["state"] == expected_state(saved)
     assert resumed["after"] == pytest.approx(run["after"], rel=0.05)

@@ -11,8 +11,6 @@ import threading
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from paths import ROOT
-from require import need
 
 import lowbit
 from lowbit import checkpoint
@@ -20,6 +18,8 @@ from lowbit.checkpoint.object_store import Opened
 from lowbit.checkpoint.storage.group_names import check_group_names
 from lowbit.checkpoint.storage.partial_folder import PartialFolder
 from lowbit.checkpoint.storage.state_samples import check_state_samples
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 
 def stepped(*groups):

@@ -14,9 +14,10 @@ import zipfile
 
 import pytest
 import torch
-from archives import DTYPES, bits, copy, inspect, same
-from peer_files import need_tool, run
 from safetensors.torch import load_file
+
+from tests.ckpt.archives import DTYPES, bits, copy, inspect, same
+from tests.support.peers.files import need_tool, run
 
 pytestmark = pytest.mark.slow
 

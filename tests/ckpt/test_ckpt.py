@@ -10,9 +10,10 @@ import zipfile
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_folders import assert_torch_reads, content, inspect, leaves, saved, small
-from paths import ROOT
-from peer_files import TOOL, need_tool, run
+
+from tests.ckpt.ckpt_folders import assert_torch_reads, content, inspect, leaves, saved, small
+from tests.support.paths import ROOT
+from tests.support.peers.files import TOOL, need_tool, run
 
 pytestmark = pytest.mark.slow
 

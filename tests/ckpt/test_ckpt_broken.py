@@ -10,8 +10,9 @@ import time
 
 import pytest
 import torch
-from ckpt_folders import inspect, saved, small
-from peer_files import TOOL, need_tool, run
+
+from tests.ckpt.ckpt_folders import inspect, saved, small
+from tests.support.peers.files import TOOL, need_tool, run
 
 pytestmark = pytest.mark.slow
 

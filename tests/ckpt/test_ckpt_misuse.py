@@ -8,10 +8,10 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from peer_files import need_tool, run
-from require import need
 
 from lowbit import checkpoint
+from tests.support.peers.files import need_tool, run
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

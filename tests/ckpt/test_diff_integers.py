@@ -7,13 +7,13 @@ import importlib.util
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from conftest import need
-from paths import ROOT
 from torch import nn
 
 import lowbit
 from lowbit import checkpoint
 from lowbit.checkpoint import native
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 need(
     "ckpt",

@@ -5,10 +5,10 @@ and what only one of two files has.
 import numpy as np
 import pytest
 import torch
-from conftest import need
 
 from lowbit import checkpoint
 from lowbit.checkpoint import native
+from tests.support.require import need
 
 need(
     "ckpt",

@@ -6,7 +6,8 @@ import json
 
 import pytest
 import torch
-from peer_files import need_tool, run
+
+from tests.support.peers.files import need_tool, run
 
 pytestmark = pytest.mark.slow
 

@@ -20,9 +20,10 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from paths import ROOT
-from peer_files import TOOL, need_tool, run
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+
+from tests.support.paths import ROOT
+from tests.support.peers.files import TOOL, need_tool, run
 
 pytestmark = pytest.mark.slow
 

@@ -10,10 +10,10 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from paths import ROOT
-from require import need
 
 from lowbit import checkpoint
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,10 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from paths import ROOT
-from require import need
 from torch import nn
+
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

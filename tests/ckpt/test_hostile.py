@@ -17,12 +17,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from hostile import BAD, CASES, FINE, PROOF, Case
-from hostile.dcp import base
-from hostile.state import Save, live, put
-from hostile.write import P2, dump
-from paths import TESTS
-from require import need
+
+from tests.ckpt.hostile import BAD, CASES, FINE, PROOF, Case
+from tests.ckpt.hostile.dcp import base
+from tests.ckpt.hostile.state import Save, live, put
+from tests.ckpt.hostile.write import P2, dump
+from tests.support.paths import TESTS
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 

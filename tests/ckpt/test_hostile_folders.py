@@ -10,13 +10,14 @@ import tarfile
 import zipfile
 
 import pytest
-from deepspeed_files import small_run, write_universal, write_zero
-from hostile import BAD, FINE, PROOF, VALUES
-from hostile.case import Case
-from megatron_files import groups, tensors, write
-from paths import ROOT
-from peer_files import need_tool
-from test_hostile import TOOL, judge, run, tree
+
+from tests.ckpt.hostile import BAD, FINE, PROOF, VALUES
+from tests.ckpt.hostile.case import Case
+from tests.ckpt.test_hostile import TOOL, judge, run, tree
+from tests.support.files.deepspeed import small_run, write_universal, write_zero
+from tests.support.files.megatron import groups, tensors, write
+from tests.support.paths import ROOT
+from tests.support.peers.files import need_tool
 
 pytestmark = pytest.mark.slow
 

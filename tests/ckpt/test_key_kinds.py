@@ -7,10 +7,10 @@ import json
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from peer_files import need_tool, run
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 import lowbit
+from tests.support.peers.files import need_tool, run
 
 need_tool()
 

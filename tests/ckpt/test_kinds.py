@@ -1,15 +1,23 @@
-"""The checkpoints of tests/support/kinds.py are what they say: torch and the peers read them back,
+"""The checkpoints of tests/support/kinds are what they say: torch and the peers read them back,
 with the same content at every number of ranks. What lowbit-ckpt does with each is in
 test_kinds_tool.py."""
 
-import kinds_peers
-import kinds_run
 import numpy as np
 import pytest
 import torch
-from kinds import KINDS, flat, load_file_of_torch, merged_metadata, nested, of, same
-from kinds_decode import dequantize
-from peer_golden import arrays
+
+from tests.support.kinds import peers, runs
+from tests.support.kinds.catalog import (
+    KINDS,
+    flat,
+    load_file_of_torch,
+    merged_metadata,
+    nested,
+    of,
+    same,
+)
+from tests.support.kinds.decode import dequantize
+from tests.support.peers.golden import arrays
 
 pytestmark = pytest.mark.long
 
@@ -115,7 +123,7 @@ def test_containers_of_torch(made):
 def test_where_pickle_finds_torchao(made):
     for kind, module in (
         ("torchao_4bit_file", "torchao.optim.subclass_4bit"),
-        ("torchao_4bit_prototype_file", f"{kinds_peers.OLD}.subclass_4bit"),
+        ("torchao_4bit_prototype_file", f"{peers.OLD}.subclass_4bit"),
     ):
         assert f"c{module}\nOptimState4bit\n".encode() in made(kind, 1).read_bytes()
 
@@ -157,7 +165,7 @@ def test_weights_are_split_as_flashoptim_splits_them(case, dtype, bits):
     left = arrays("flashoptim_golden")
     w = torch.tensor(left["ecc_in_f32bits"].view(np.float32))
     fine = w.isfinite() & w.to(dtype).isfinite()  # its other rows depend on the processor
-    p, c = kinds_peers.split(w, dtype, bits)
+    p, c = peers.split(w, dtype, bits)
     assert torch.equal(
         p[fine].view(torch.int16), torch.tensor(left[f"ecc_{case}_hi"].view("i2"))[fine]
     )
@@ -182,7 +190,7 @@ def test_logarithms_are_coded_as_adafactor8bit_codes_them(case, generation):
     state = {f"variance_{k}": left[f"variance_{k}"] for k in ("q", "scale", "min_log")}
     said = {"step": 3, "block_size": 2048, "variance_shape": (96, 64)}
     v = dequantize("adafactor8bit", {**state, **said}, (96, 64))["variance"]
-    codes = kinds_peers.log_blocks(v, generation)["q"].reshape(-1).int()
+    codes = peers.log_blocks(v, generation)["q"].reshape(-1).int()
     assert (codes - left["variance_q"].reshape(-1).int()).abs().max() <= 1
     if generation == "al8":
         assert torch.equal(codes, left["variance_q"].reshape(-1).int())
@@ -205,8 +213,8 @@ WITHIN = {  # of each block's largest, or of the value itself for logarithms
 def test_what_was_synthesized_is_near_to_what_it_stands_for(kind):
     which = "adafactor" if kind.startswith("adafactor") else "adamw"
     share = WITHIN.get(kind, WITHIN["flashoptim"])
-    truth = {(n, k): v for n, s in kinds_run.plain_state(which).items() for k, v in s.items()}
-    truth["table", "variance"] = kinds_peers.table()
+    truth = {(n, k): v for n, s in runs.plain_state(which).items() for k, v in s.items()}
+    truth["table", "variance"] = peers.table()
     compared = 0
     for key, got in KINDS[kind].meaning().items():
         if key not in truth:
@@ -222,6 +230,6 @@ def test_what_was_synthesized_is_near_to_what_it_stands_for(kind):
 
 def test_objects_survive_as_well(made):
     """Values that are no tensors are in every form, and torch finds them."""
-    assert flat(made("fsdp2_nested", 4))["optim.param_groups.0.lr"] == kinds_run.LR
+    assert flat(made("fsdp2_nested", 4))["optim.param_groups.0.lr"] == runs.LR
     groups = nested(made("raw", 2))["optim"]["param_groups"]
     assert groups[0]["params"] == [0, 1, 2] and groups[1]["weight_decay"] == 0.0

@@ -1,4 +1,4 @@
-"""Every kind of checkpoint of tests/support/kinds.py into each dialect and back: equal bits where
+"""Every kind of checkpoint of tests/support/kinds into each dialect and back: equal bits where
 the tool says so, near where it says that it rounded, and a refusal where the target cannot say it,
 each of which stands in a table here."""
 
@@ -9,8 +9,9 @@ import subprocess
 
 import pytest
 import torch
-from kinds import KINDS, of, same
-from require import need
+
+from tests.support.kinds.catalog import KINDS, of, same
+from tests.support.require import need
 
 pytestmark = pytest.mark.product
 

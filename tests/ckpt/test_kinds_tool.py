@@ -1,4 +1,4 @@
-"""lowbit-ckpt on every kind of checkpoint of tests/support/kinds.py: inspected, verified,
+"""lowbit-ckpt on every kind of checkpoint of tests/support/kinds: inspected, verified,
 resharded, and read back by torch.
 """
 
@@ -8,8 +8,9 @@ import subprocess
 
 import pytest
 import torch
-from kinds import KINDS, flat, of, same
-from require import need
+
+from tests.support.kinds.catalog import KINDS, flat, of, same
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 

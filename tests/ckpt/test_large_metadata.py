@@ -4,9 +4,10 @@ import shutil
 import subprocess
 import sys
 
-import large_metadata
 import pytest
-from require import need
+
+from tests.ckpt import large_metadata
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

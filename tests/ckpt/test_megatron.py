@@ -8,13 +8,13 @@ import tarfile
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from megatron_files import SHAPES, flattened, groups, numbers, tensors, write
-from paths import ROOT
-from peer_files import need_tool, run
 from torch import nn
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 import lowbit
+from tests.support.files.megatron import SHAPES, flattened, groups, numbers, tensors, write
+from tests.support.paths import ROOT
+from tests.support.peers.files import need_tool, run
 
 need_tool()
 GOLDEN = ROOT / "tests" / "golden" / "megatron_core.tar.xz"

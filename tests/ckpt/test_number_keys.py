@@ -7,7 +7,8 @@ import json
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from peer_files import need_tool, run
+
+from tests.support.peers.files import need_tool, run
 
 need_tool()
 

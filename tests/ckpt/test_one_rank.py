@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from peer_files import need_tool, run
 from torch import distributed
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, init_device_mesh
 
 import lowbit
+from tests.support.peers.files import need_tool, run
 
 need_tool()
 

@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from peer_files import need_tool, run
+
+from tests.support.peers.files import need_tool, run
 
 need_tool()
 

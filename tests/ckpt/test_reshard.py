@@ -22,10 +22,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from ckpt_folders import assert_torch_reads, inspect, same, saved
-from file_systems import mounted
-from peer_files import TOOL, need_tool, run
-from require import need
+
+from tests.ckpt.ckpt_folders import assert_torch_reads, inspect, same, saved
+from tests.support.files.systems import mounted
+from tests.support.peers.files import TOOL, need_tool, run
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 

@@ -5,9 +5,10 @@ import struct
 
 import pytest
 import torch
-from archives import DTYPES, bits, copy, inspect, same
-from peer_files import need_tool
 from safetensors.torch import load_file, save_file
+
+from tests.ckpt.archives import DTYPES, bits, copy, inspect, same
+from tests.support.peers.files import need_tool
 
 need_tool()
 

@@ -7,9 +7,9 @@ import copy
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from peer_files import need_tool, run
 
 import lowbit
+from tests.support.peers.files import need_tool, run
 
 pytestmark = pytest.mark.slow
 

@@ -459,7 +459,7 @@ void check_limiter() {
   check(limiter.divisor(5.0, previous) == 1.0 && previous == 5.0, "limiter begins again");
 }
 
-// The trajectories of tests/golden/lowrank.bin (tests/support/lowrank_reference.py describes the
+// The trajectories of tests/golden/lowrank.bin (tests/support/peers/lowrank.py describes the
 // content).
 struct Case {
   const char* name;

@@ -9,14 +9,20 @@ from dataclasses import dataclass, field
 
 import pytest
 import torch
-from graphs import captured
-from plans import fresh_state, plan_row, run_step
-from require import cuda_or_stand_in, need
-from test_cut import CODED, check_columns_inside_blocks, check_flat_shards, partner, run_whole
-from waiting import not_waited_for
 
 import lowbit
 from lowbit import ops
+from tests.cuda.waiting import not_waited_for
+from tests.sharding.test_cut import (
+    CODED,
+    check_columns_inside_blocks,
+    check_flat_shards,
+    partner,
+    run_whole,
+)
+from tests.support.graphs import captured
+from tests.support.plans import fresh_state, plan_row, run_step
+from tests.support.require import cuda_or_stand_in, need
 
 pytestmark = pytest.mark.slow
 

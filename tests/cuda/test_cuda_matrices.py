@@ -8,11 +8,11 @@ on the CPU.
 
 import pytest
 import torch
-from require import cuda_or_stand_in, need
-from waiting import not_waited_for
 
 import lowbit
 from lowbit import ops
+from tests.cuda.waiting import not_waited_for
+from tests.support.require import cuda_or_stand_in, need
 
 pytestmark = pytest.mark.slow
 

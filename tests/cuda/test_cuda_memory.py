@@ -16,18 +16,18 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from graphs import captured
-from require import need
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
     get_optimizer_state_dict,
     set_optimizer_state_dict,
 )
-from waiting import not_waited_for
 
 import lowbit
 from lowbit import ops
+from tests.cuda.waiting import not_waited_for
+from tests.support.graphs import captured
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

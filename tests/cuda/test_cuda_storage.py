@@ -9,11 +9,11 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from require import need
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from lowbit import checkpoint
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

@@ -11,8 +11,9 @@ import subprocess
 import sys
 
 import pytest
-from paths import ROOT
-from require import need
+
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 

@@ -8,7 +8,8 @@ import struct
 import subprocess
 
 import pytest
-from paths import ROOT
+
+from tests.support.paths import ROOT
 
 FOLDER = ROOT / "tests" / "cpp" / "simulator"
 

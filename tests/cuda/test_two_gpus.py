@@ -1,16 +1,16 @@
 """What lies on another GPU than the parameters is refused by its device, before anything is
 launched: a kernel would read memory that is not there.
 
-Needs no GPU: the tensors only say that they are on one (tests/support/gpu_stand_in.py). Steps on a
+Needs no GPU: the tensors only say that they are on one (tests/cuda/gpu_stand_in.py). Steps on a
 second GPU are in tests/cuda/test_cuda.py."""
 
 import pytest
 import torch
-from gpu_stand_in import on_gpu
-from plans import fresh_state, plan_row
 
 import lowbit
 from lowbit import ops
+from tests.cuda.gpu_stand_in import on_gpu
+from tests.support.plans import fresh_state, plan_row
 
 pytestmark = pytest.mark.slow
 

@@ -1,4 +1,4 @@
-"""What says whether the host waited for the GPU (tests/support/waiting.py), against a GPU that is
+"""What says whether the host waited for the GPU (tests/cuda/waiting.py), against a GPU that is
 only a clock: it must be able to fail.
 """
 
@@ -6,7 +6,8 @@ import time
 
 import pytest
 import torch
-from waiting import CYCLES, not_waited_for
+
+from tests.cuda.waiting import CYCLES, not_waited_for
 
 pytestmark = pytest.mark.slow
 

@@ -6,19 +6,19 @@ import argparse
 import importlib.util
 import json
 import os
+import pathlib
 
-import launch
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from deepspeed_files import Run, write_zero
-from paths import SUPPORT
-from peer_files import run
-from require import need
 
 import lowbit
+from tests.support.files.deepspeed import Run, write_zero
+from tests.support.peers.files import run
+from tests.support.ranks import launch
+from tests.support.require import need
 
-WORKER = SUPPORT / "deepspeed_checkpoints_worker.py"
+WORKER = pathlib.Path(__file__).with_name("deepspeed_checkpoints_worker.py")
 CASES = ["1", "1 bf16", "1 fp16", "2", "2 bf16", "3", "3 bf16", "3 fp16"]
 QUIET = {"PYTHONWARNINGS": "ignore", "DS_ACCELERATOR": "cpu"}
 

@@ -5,14 +5,17 @@ bytes of state. The processes stay, so that DeepSpeed is imported once by each."
 import importlib.util
 
 import pytest
-from pool import Pool
-from require import need
+
+from tests.support.ranks.pool import Pool
+from tests.support.require import need
 
 present = importlib.util.find_spec("deepspeed") is not None
 need(
     "frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md", module=True
 )
 
+# Only ranks import them, and DeepSpeed.
+EXACT, PIPELINE = "tests.frameworks.deepspeed_exact", "tests.frameworks.deepspeed_pipeline"
 READERS = {"1": "_of_stages_1_and_2", "2": "_of_stages_1_and_2", "3": "_of_stage_3"}
 # By number of ranks.
 CASES = {
@@ -90,15 +93,13 @@ def pool(tmp_path_factory):
 @pytest.fixture(scope="module")
 def trained(pool):
     """Case -> what each rank found, on 2 ranks."""
-    return pool.run(2, "deepspeed_exact", "train", CASES[2], pool.folder)
+    return pool.run(2, f"{EXACT}:train", CASES[2], pool.folder)
 
 
 @pytest.mark.parametrize("ranks", CASES)
 def test_ten_steps_have_the_bits_of_one_process(pool, trained, ranks):
     several = (
-        trained
-        if ranks == 2
-        else pool.run(ranks, "deepspeed_exact", "train", CASES[ranks], pool.folder)
+        trained if ranks == 2 else pool.run(ranks, f"{EXACT}:train", CASES[ranks], pool.folder)
     )
     for found in several:
         assert list(found) == CASES[ranks]
@@ -116,12 +117,12 @@ def test_every_record_of_zero_was_read(trained):
 @pytest.mark.parametrize("ranks", LOADS)
 def test_checkpoints_go_on_under_other_layouts(pool, trained, ranks):
     """State and weights when loaded and after 2 steps."""
-    pool.run(2, "deepspeed_exact", "save_sharded", pool.folder)
-    assert pool.run(ranks, "deepspeed_exact", "resume", LOADS[ranks], pool.folder) == [[]] * ranks
+    pool.run(2, f"{EXACT}:save_sharded", pool.folder)
+    assert pool.run(ranks, f"{EXACT}:resume", LOADS[ranks], pool.folder) == [[]] * ranks
 
 
 def test_what_cannot_be_served_is_refused_by_initialize(pool):
-    for said in pool.run(2, "deepspeed_exact", "refused"):
+    for said in pool.run(2, f"{EXACT}:refused"):
         assert said.keys() == {"Kahan", "split8", "APOLLO", "Muon"}
         for name in ("Kahan", "split8"):
             assert "ZeRO keeps float32 weights" in said[name] and name.lower() in said[name]
@@ -140,17 +141,17 @@ def test_what_cannot_be_served_is_refused_by_initialize(pool):
     ],
 )
 def test_stages_of_a_pipeline_have_the_bits_of_one_process(pool, case, ranks, kind):
-    several = pool.run(ranks, "deepspeed_pipeline", "train", case, 2, pool.folder)
+    several = pool.run(ranks, f"{PIPELINE}:train", case, 2, pool.folder)
     names = [name for found in several for name in found["names"]]
     assert len({*names}) == 8 and len(names) == 8 * ranks // 2
     for found in several:
         assert found["same"] and found["resumed"] and found["class"] == kind
     if case in ("1", "0"):
         for ranks, stages in ((1, None), (4, 4), (4, 2)) if case == "1" else ((1, None),):
-            assert all(pool.run(ranks, "deepspeed_pipeline", "moved", case, 2, stages, pool.folder))
+            assert all(pool.run(ranks, f"{PIPELINE}:moved", case, 2, stages, pool.folder))
 
 
 def test_offloaded_state_takes_a_quarter_of_deepspeed_cpu_adams(pool):
-    for found in pool.run(2, "deepspeed_exact", "state_bytes"):
+    for found in pool.run(2, f"{EXACT}:state_bytes"):
         assert 8.0 <= found["DeepSpeedCPUAdam"] < 8.001
         assert 2.0 < found["AdamW"] < 2.04  # codes, and the scales of blocks of 256

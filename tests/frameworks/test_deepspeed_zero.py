@@ -4,18 +4,18 @@ process, trained, stopped and resumed on 2 ranks.
 
 import importlib.util
 import json
+import pathlib
 from types import SimpleNamespace
 
-import launch
 import pytest
 import torch
-from paths import SUPPORT
-from require import need
 
 import lowbit
 from lowbit.integrations import deepspeed as integration
+from tests.support.ranks import launch
+from tests.support.require import need
 
-WORKER = SUPPORT / "deepspeed_worker.py"
+WORKER = pathlib.Path(__file__).with_name("deepspeed_worker.py")
 CASES = ["1", "1 bf16", "2", "2 bf16", "2 offload", "3", "3 bf16"]
 
 

@@ -3,20 +3,20 @@ that was not interrupted, bit for bit, and the checkpoint of 2 ranks loads on 1.
 
 import importlib.util
 import json
+import pathlib
 import re
 import sys
 from types import SimpleNamespace
 
-import launch
 import pytest
 import torch
-from paths import SUPPORT
-from require import need
 from torch import nn
 
 import lowbit
+from tests.support.ranks import launch
+from tests.support.require import need
 
-WORKER = SUPPORT / "frameworks_worker.py"
+WORKER = pathlib.Path(__file__).with_name("frameworks_worker.py")
 CASES = [
     ("accelerate", "ddp"),
     ("accelerate", "fsdp2"),

@@ -13,15 +13,15 @@ import sys
 import textwrap
 import types
 
-import launchers
-import pages
 import pytest
 import torch
 import yaml
-from paths import ROOT, SUPPORT
-from require import need
 
 import lowbit
+from tests.frameworks import launchers
+from tests.support import pages
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 PATCHES = ROOT / "integrations" / "patches"
 PAGE = ROOT / "docs" / "launchers.md"
@@ -374,7 +374,8 @@ def patched(package, name, folder):
 
 def in_a_copy(folder, *command, **more):
     """What a program says that imports patched packages."""
-    paths = [str(folder / "src"), str(SUPPORT), os.environ.get("PYTHONPATH", "")]
+    here = pathlib.Path(__file__).parent  # a patched copy has a `tests` of its own
+    paths = [str(folder / "src"), str(here), os.environ.get("PYTHONPATH", "")]
     environment = {
         **os.environ,
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),

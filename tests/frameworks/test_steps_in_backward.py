@@ -2,12 +2,12 @@
 
 import types
 
-import launchers
 import pytest
 import torch
-from test_launchers import need_package
 
 import lowbit
+from tests.frameworks import launchers
+from tests.frameworks.test_launchers import need_package
 
 
 @pytest.mark.parametrize(("accumulated", "clipped"), [(1, 0.0), (2, 0.0), (1, 0.1)])

@@ -4,7 +4,6 @@ of one process that takes the mean of their gradients.
 
 import importlib.util
 import json
-import os
 import pathlib
 import signal
 import subprocess
@@ -14,12 +13,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from paths import SUPPORT
-from require import need
 
 import lowbit
+from tests.support.paths import importing_tests
+from tests.support.require import need
 
-WORKER = SUPPORT / "torchft_worker.py"
+WORKER = pathlib.Path(__file__).with_name("torchft_worker.py")
 CASES = (
     "together",
     "alone",
@@ -65,7 +64,7 @@ class Replicas:
             [*command, *addresses],
             stdout=subprocess.DEVNULL,
             stderr=(self.folder / f"{replica}.log").open("a"),
-            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
+            env=importing_tests(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore"),
         )
 
     def run(self) -> int:

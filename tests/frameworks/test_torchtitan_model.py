@@ -4,15 +4,15 @@ both kinds at once."""
 
 import importlib.util
 import json
-import os
+import pathlib
 import shutil
 
-import launch
 import pytest
-from paths import SUPPORT
-from require import need
 
-WORKER = SUPPORT / "titan_model_worker.py"
+from tests.support.ranks import launch
+from tests.support.require import need
+
+WORKER = pathlib.Path(__file__).with_name("titan_model_worker.py")
 EXPERTS = ("w1_EFD", "w2_EDF", "w3_EFD")
 STRIDED = dict.fromkeys(EXPERTS, "(_StridedShard(dim=0, sf=2), Shard(dim=0))")
 ROWS, COLUMNS = "(Shard(dim=0), Shard(dim=1))", "(Shard(dim=0), Shard(dim=2))"
@@ -37,8 +37,7 @@ RUNS = {
 
 def launched(out, ranks):
     found = out / f"{ranks}.json"
-    path = os.pathsep.join([str(SUPPORT), os.environ.get("PYTHONPATH", "")])
-    offline = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1", "PYTHONPATH": path}
+    offline = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
     launch.run(WORKER, ranks, found, out, *RUNS[ranks], **offline)
     found = json.loads(found.read_text())
     for name, run in found.items():

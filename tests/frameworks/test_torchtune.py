@@ -10,10 +10,10 @@ import types
 
 import pytest
 import torch
-from frameworks_worker import Net, batch_of, loss_of
-from require import need
 
 import lowbit
+from tests.frameworks.frameworks_worker import Net, batch_of, loss_of
+from tests.support.require import need
 
 OPTIMIZERS = {
     "AdamW": lambda p: lowbit.AdamW(p, lr=1e-2, seed=3),

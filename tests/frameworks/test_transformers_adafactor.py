@@ -5,11 +5,11 @@ import importlib.util
 
 import pytest
 import torch
-from peer_files import run
-from require import need
 from torch import nn
 
 import lowbit
+from tests.support.peers.files import run
+from tests.support.require import need
 
 CASES = {
     "a schedule's steps": {"lr": 3e-3, "relative_step": False, "scale_parameter": False},

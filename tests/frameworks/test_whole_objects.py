@@ -7,8 +7,9 @@ import json
 
 import pytest
 import torch
-from peer_files import need_tool, run
-from require import need
+
+from tests.support.peers.files import need_tool, run
+from tests.support.require import need
 
 need_tool()
 

@@ -17,11 +17,11 @@ import json
 import numpy as np
 import pytest
 import torch
-from paths import GOLDEN
-from peer_golden import explain, near_midpoint
-from plans import plan_row
 
 from lowbit import ops
+from tests.support.paths import GOLDEN
+from tests.support.peers.golden import explain, near_midpoint
+from tests.support.plans import plan_row
 
 F = np.float32
 LR, BETA1, BETA2, EPS, DECAY = 1e-2, 0.9, 0.999, 1e-8, 1e-2

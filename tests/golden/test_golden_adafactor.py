@@ -21,7 +21,9 @@ moment, whose largest positive value shrinks whenever it is stored, lowbit has t
 
 import numpy as np
 import pytest
-from peer_golden import (
+
+import lowbit
+from tests.support.peers.golden import (
     AdamTwin,
     F,
     Ours,
@@ -38,8 +40,6 @@ from peer_golden import (
     same_values,
     unpack,
 )
-
-import lowbit
 
 BLOCK = 2048
 

@@ -9,11 +9,14 @@ tests/golden/make_adafactor8bit.py has the settings of the runs. What lowbit cal
     its limiter in a subspace   fira_margin=0.01, which it has there always and elsewhere on demand
 """
 
-import lowrank_reference as reference
 import numpy as np
 import pytest
 import torch
-from peer_golden import (
+
+import lowbit
+from tests.golden.test_golden_adafactor import uniform
+from tests.support.peers import lowrank as reference
+from tests.support.peers.golden import (
     F,
     Ours,
     arrays,
@@ -25,9 +28,6 @@ from peer_golden import (
     near_midpoint,
     same_values,
 )
-from test_golden_adafactor import uniform
-
-import lowbit
 
 FILE = "adafactor8bit"
 STEPS = 5

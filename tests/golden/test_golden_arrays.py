@@ -3,11 +3,12 @@
 import fnmatch
 
 import numpy as np
-from paths import GOLDEN, TESTS
-from peer_golden import arrays
-from test_golden_adafactor import CASES
-from test_golden_bitsandbytes import ONE_STATE
-from test_golden_flashoptim import PARAMS, REFERENCES, RUNS
+
+from tests.golden.test_golden_adafactor import CASES
+from tests.golden.test_golden_bitsandbytes import ONE_STATE
+from tests.golden.test_golden_flashoptim import PARAMS, REFERENCES, RUNS
+from tests.support.paths import GOLDEN, TESTS
+from tests.support.peers.golden import arrays
 
 FORMATS = {  # pattern of names in formats_golden.npz: the test
     "ao_AdamW8bit/*": "test_golden.py::test_torchao_8bit",

@@ -9,10 +9,10 @@ take an unsigned one. The settings of the golden runs, found by matching them, s
 import numpy as np
 import pytest
 import torch
-from peer_golden import F, Ours, arrays, blockwise, explain, gradients, near_midpoint
-from test_golden import Peer, maps, near_lut_edge, nearest_lut  # noqa: F401
 
 import lowbit
+from tests.golden.test_golden import Peer, maps, near_lut_edge, nearest_lut  # noqa: F401
+from tests.support.peers.golden import F, Ours, arrays, blockwise, explain, gradients, near_midpoint
 
 NAMES = ("exp_avg", "exp_avg_sq")
 FORMATS = ("dynamic8", "dynamic8_unsigned")

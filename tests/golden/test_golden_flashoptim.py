@@ -7,7 +7,7 @@ re-derived: differences are to the peer itself. FlashOptim's fused kernels take 
 1 - beta as float32, which the float32 values of these give here as well; its unfused code takes
 them as they are.
 
-Reasons beside those of peer_golden.py:
+Reasons beside those of tests/support/peers/golden.py:
 
 * float16 range: a block's largest magnitude is no positive finite float16. FlashOptim stores 0, an
   infinity or what the other elements give, and reads back zeros, infinities and NaN; lowbit stores
@@ -19,10 +19,10 @@ Reasons beside those of peer_golden.py:
 import numpy as np
 import pytest
 import torch
-from peer_golden import F, Ours, arrays, explain
 
 import lowbit
 from lowbit import ops
+from tests.support.peers.golden import F, Ours, arrays, explain
 
 FLASH = arrays("flashoptim_golden")
 SIGNED, UNSIGNED = "companded8", "companded8_unsigned"

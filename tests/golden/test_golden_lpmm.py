@@ -13,7 +13,9 @@ show the order of codes in a byte as its source has it.
 import functools
 
 import numpy as np
-from peer_golden import (
+
+import lowbit
+from tests.support.peers.golden import (
     AdamTwin,
     F,
     Ours,
@@ -31,8 +33,6 @@ from peer_golden import (
     same_values,
     unpack,
 )
-
-import lowbit
 
 FIRST, SECOND = "dynamic4", "power1_4_unsigned"
 NUMEL = 41 * 130

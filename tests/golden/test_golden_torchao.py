@@ -1,7 +1,9 @@
 """torchao's 4-bit AdamW (tests/golden/README.md); its 8-bit optimizers are in test_golden.py."""
 
 import numpy as np
-from peer_golden import (
+
+import lowbit
+from tests.support.peers.golden import (
     AdamTwin,
     Ours,
     arrays,
@@ -14,8 +16,6 @@ from peer_golden import (
     same_values,
     unpack,
 )
-
-import lowbit
 
 FORMATS = ("dynamic4", "power1_4_unsigned")
 NAMES = ("exp_avg", "exp_avg_sq")

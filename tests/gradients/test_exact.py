@@ -13,6 +13,7 @@ from torch import nn
 
 import lowbit
 from lowbit import ops
+from tests.gradients import exact_worker
 
 pytestmark = pytest.mark.long
 
@@ -148,7 +149,7 @@ def alone(pool):
 
     def of(*arguments):
         if arguments not in made:
-            made[arguments] = pool.run(1, "exact_worker", "train", *arguments)[0]
+            made[arguments] = pool.run(1, exact_worker.train, *arguments)[0]
         return made[arguments]
 
     return of
@@ -176,7 +177,7 @@ def alone(pool):
 )
 def test_one_training_under_every_wrapper(pool, alone, wrapper, ranks):
     want, losses = alone("none")
-    for found, their_losses in pool.run(ranks, "exact_worker", "train", wrapper):
+    for found, their_losses in pool.run(ranks, exact_worker.train, wrapper):
         assert found == want
         assert their_losses == losses
 
@@ -186,18 +187,16 @@ def test_mixed_precision(pool, alone, wrapper, ranks):
     """float32 parameters, and addends in bfloat16: the mean is float32."""
     want = alone("none, mixed", "AdamW", 3, torch.float32)
     arguments = (wrapper + ", mixed", "AdamW", 3, torch.float32)
-    assert all(found == want for found in pool.run(ranks, "exact_worker", "train", *arguments))
+    assert all(found == want for found in pool.run(ranks, exact_worker.train, *arguments))
 
 
 def test_order_and_parameters_that_some_micro_batches_leave_out(pool, alone):
     want = alone("none, unused")
     assert want != alone("none")
     for ranks in (1, 2, 3):
-        found = pool.run(ranks, "exact_worker", "train", "DDP unused")
+        found = pool.run(ranks, exact_worker.train, "DDP unused")
         assert all(one == want for one in found)
-    found = pool.run(
-        2, "exact_worker", "train", "DDP unused", "AdamW", 3, torch.bfloat16, "reversed"
-    )
+    found = pool.run(2, exact_worker.train, "DDP unused", "AdamW", 3, torch.bfloat16, "reversed")
     assert all(one == want for one in found)
 
 
@@ -205,27 +204,27 @@ def test_order_and_parameters_that_some_micro_batches_leave_out(pool, alone):
 def test_gradient_scalers(pool, alone, wrapper, ranks):
     want, losses = alone("none, scaled")
     assert losses[0] == alone("none")[1][0]
-    found = pool.run(ranks, "exact_worker", "train", wrapper)
+    found = pool.run(ranks, exact_worker.train, wrapper)
     assert all(one == (want, losses) for one in found)
 
 
 def test_replicas_of_a_bare_model_of_which_some_reach_more(pool, alone):
     want = alone("none, unused")
-    assert all(one == want for one in pool.run(3, "exact_worker", "train", "group, unused"))
+    assert all(one == want for one in pool.run(3, exact_worker.train, "group, unused"))
 
 
 @pytest.mark.parametrize("wrapper", ["FSDP2", "FSDP1", "DDP", "group", "FSDP2 offload"])
 def test_nodes_that_add_up_first(pool, alone, wrapper):
     """Two nodes of two ranks, by way of words; one node exchanges at once."""
-    arguments = ("train", wrapper, "AdamW", 3, torch.bfloat16, "dealt", False)
+    arguments = (wrapper, "AdamW", 3, torch.bfloat16, "dealt", False)
     for ranks_per_node in (2, 4):
-        found = pool.run(4, "exact_worker", *arguments, ranks_per_node)
+        found = pool.run(4, exact_worker.train, *arguments, ranks_per_node)
         assert all(one == alone("none") for one in found)
 
 
 def test_bytes_between_nodes(pool):
     """Words of 8 bytes for the half of a unit that a rank adds up for the other node."""
-    for found in pool.run(4, "exact_worker", "counted", "FSDP2", 2):
+    for found in pool.run(4, exact_worker.counted, "FSDP2", 2):
         n = found["parameters"][""]
         sent = found["more"]
         assert sent["exchanges"] == 2 * 3  # of each unit: inside the node, and between
@@ -233,24 +232,24 @@ def test_bytes_between_nodes(pool):
 
 
 def test_nodes_of_different_sizes_are_refused(pool):
-    for text in pool.run(3, "exact_worker", "uneven_nodes"):
+    for text in pool.run(3, exact_worker.uneven_nodes):
         assert "ranks [0, 1, 2] are not the same number on each node" in text
 
 
 def test_a_group_belongs_to_a_bare_model(pool):
-    for text in pool.run(2, "exact_worker", "grouped", "DDP"):
+    for text in pool.run(2, exact_worker.grouped, "DDP"):
         assert "group= is for a model without a wrapper" in text
 
 
 def test_steps_in_backward(pool):
     arguments = ("AdamW", 3, torch.bfloat16, "dealt", True)
-    [want] = pool.run(1, "exact_worker", "train", "none", *arguments)
-    assert all(one == want for one in pool.run(3, "exact_worker", "train", "FSDP2", *arguments))
+    [want] = pool.run(1, exact_worker.train, "none", *arguments)
+    assert all(one == want for one in pool.run(3, exact_worker.train, "FSDP2", *arguments))
 
 
 def test_torchs_own_reduction_depends_on_the_ranks(pool):
     """Without this, the tests above would show nothing."""
-    digests = [str(pool.run(n, "exact_worker", "torch_train", "FSDP2")[0]) for n in (1, 2, 3, 4)]
+    digests = [str(pool.run(n, exact_worker.torch_train, "FSDP2")[0]) for n in (1, 2, 3, 4)]
     assert len(set(digests)) == 4
 
 
@@ -259,13 +258,13 @@ def test_bytes_and_collectives(pool):
     no words travel.
     """
     for wrapper, units in [("FSDP2", 3), ("FSDP1", 2)]:
-        for found in pool.run(2, "exact_worker", "counted", wrapper):
+        for found in pool.run(2, exact_worker.counted, wrapper):
             n = found["parameters"][""]
             for turn in ("first", "more", "last"):
                 assert found[turn].keys() == {"exchange", "exchanges"}
                 assert found[turn]["exchanges"] == units
                 assert 2 * n <= found[turn]["exchange"] < 2 * n * 1.05
-    for found in pool.run(2, "exact_worker", "counted", "DDP"):
+    for found in pool.run(2, exact_worker.counted, "DDP"):
         n = found["parameters"][""]
         assert 2 * n <= found["more"]["exchange"] < 2 * n * 1.01
         assert "gather" not in found["more"]
@@ -375,13 +374,13 @@ def test_a_pipelines_schedule_has_several_passes():
 
 
 def test_pipeline_stages_with_replicas(pool):
-    [want] = pool.run(1, "exact_worker", "whole")
-    for stage, found in pool.run(4, "exact_worker", "staged"):
+    [want] = pool.run(1, exact_worker.whole)
+    for stage, found in pool.run(4, exact_worker.staged):
         assert found == want[stage]
 
 
 def test_two_ranks_with_the_same_micro_batch_are_seen(pool):
-    for text in pool.run(2, "exact_worker", "twice"):
+    for text in pool.run(2, exact_worker.twice):
         assert "micro-batches of a step, 0 ran on several ranks" in text
 
 
@@ -396,7 +395,7 @@ def test_infinities_reach_the_step():
 
 
 def test_nothing_is_lost_in_silence(pool):
-    first, second = pool.run(2, "exact_worker", "mishaps")
+    first, second = pool.run(2, exact_worker.mishaps)
     assert first == second
     for name, text in {
         "DDP no_sync": "without a reduction",

@@ -1,7 +1,9 @@
 """One training from data to weights for every optimizer, wrapper and number of ranks."""
 
 import pytest
-from selection import WHOLE
+
+from tests.gradients import exact_worker
+from tests.support.selection import WHOLE
 
 pytestmark = pytest.mark.product
 
@@ -16,9 +18,7 @@ if WHOLE:
 @pytest.fixture(scope="module")
 def alone(pool):
     """What one process without a wrapper has, by optimizer."""
-    return {
-        name: pool.run(1, "exact_worker", "train", "none", name, STEPS)[0] for name in OPTIMIZERS
-    }
+    return {name: pool.run(1, exact_worker.train, "none", name, STEPS)[0] for name in OPTIMIZERS}
 
 
 @pytest.mark.parametrize(
@@ -31,5 +31,5 @@ def alone(pool):
     ],
 )
 def test_every_optimizer(pool, alone, optimizer, wrapper, ranks):
-    found = pool.run(ranks, "exact_worker", "train", wrapper, optimizer, STEPS)
+    found = pool.run(ranks, exact_worker.train, wrapper, optimizer, STEPS)
     assert all(one == alone[optimizer] for one in found)

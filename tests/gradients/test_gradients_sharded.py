@@ -3,22 +3,21 @@ in real processes over gloo.
 """
 
 import json
-import os
 import subprocess
 import sys
 
 import pytest
-from paths import SUPPORT, TESTS
+
+from tests.gradients import gradients_worker
+from tests.support.paths import importing_tests
 
 pytestmark = pytest.mark.slow
-
-WORKER = SUPPORT / "gradients_worker.py"
 
 
 @pytest.fixture(scope="module")
 def two(pool):
     """What each rank found: names and whether they hold."""
-    return pool.run(2, "gradients_worker", "found", 2)
+    return pool.run(2, gradients_worker.found, 2)
 
 
 def check(found, *kinds):
@@ -69,13 +68,12 @@ def test_peak_memory_of_fsdp2():
     """Weights, state and one layer's gradients, and 5 %, by every allocation that torch makes; no
     more than FSDP2 holds where gradients are dropped.
     """
-    path = os.pathsep.join(filter(None, [str(TESTS / "gradients"), os.environ.get("PYTHONPATH")]))
     done = subprocess.run(
-        [sys.executable, WORKER],
+        [sys.executable, gradients_worker.__file__],
         capture_output=True,
         text=True,
         timeout=900,
-        env=os.environ | {"PYTHONPATH": path},
+        env=importing_tests(),
     )
     assert done.returncode == 0, done.stderr[-4000:]
     m = json.loads(done.stdout)["memory"]
@@ -86,7 +84,7 @@ def test_peak_memory_of_fsdp2():
 
 
 def test_two_dimensional_meshes(pool):
-    names = check(pool.run(4, "gradients_worker", "found", 4), "")
+    names = check(pool.run(4, gradients_worker.found, 4), "")
     for part in (
         "norms and gradients, hsdp",
         "norms and gradients, mixed",

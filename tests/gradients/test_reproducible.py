@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import lowbit
+from tests.gradients import exact_worker
 
 pytestmark = pytest.mark.slow
 
@@ -75,8 +76,8 @@ def test_the_first_module_that_differs_is_named(middle, name, what):
 
 
 def test_ranks_that_differ(pool):
-    texts = pool.run(2, "exact_worker", "reproducible", "a rank's own noise")
+    texts = pool.run(2, exact_worker.reproducible, "a rank's own noise")
     assert all("the output of '1' differs between ranks" in text for text in texts)
     for wrapper in ("DDP", "FSDP2", "FSDP1"):
-        for text in pool.run(2, "exact_worker", "reproducible", wrapper):
+        for text in pool.run(2, exact_worker.reproducible, wrapper):
             assert "same bits every time and on every rank" in text

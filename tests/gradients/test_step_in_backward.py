@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from groups import begin
-from memory import held_bytes, peak_bytes
-from test_gradients import Net, tokens
 from torch import nn
 
 import lowbit
 from lowbit.gradients import clip
+from tests.gradients.test_gradients import Net, tokens
+from tests.support.groups import begin
+from tests.support.memory import held_bytes, peak_bytes
 
 MAKERS = {
     "AdamW": lambda ps: lowbit.AdamW(ps, lr=1e-2),

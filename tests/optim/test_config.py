@@ -6,8 +6,6 @@ import io
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from configured import OPTIMIZERS, PRESETS, formats, model, train
-from groups import params_for
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -19,6 +17,8 @@ import lowbit
 from lowbit import ops
 from lowbit.config import presets
 from lowbit.state import layout
+from tests.support.configured import OPTIMIZERS, PRESETS, formats, model, train
+from tests.support.groups import params_for
 
 # Presets
 

@@ -12,13 +12,13 @@ import sys
 import typing
 
 import pytest
-from configured import OPTIMIZERS
-from paths import ROOT
 
 import lowbit
 from lowbit.config import types
 from lowbit.config.arguments import DEFAULTS
 from lowbit.optim import docs
+from tests.support.configured import OPTIMIZERS
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.long
 

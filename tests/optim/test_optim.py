@@ -8,9 +8,6 @@ import inspect
 
 import pytest
 import torch
-from plans import plan_row
-from require import need
-from small_net import bits, model, same, set_grads, train
 from torch import nn
 from torch.optim import lr_scheduler
 
@@ -18,6 +15,9 @@ import lowbit
 from lowbit import ops
 from lowbit.config import arguments
 from lowbit.state import choose
+from tests.optim.small_net import bits, model, same, set_grads, train
+from tests.support.plans import plan_row
+from tests.support.require import need
 
 PAIRS = [(lowbit.AdamW, torch.optim.AdamW), (lowbit.Adam, torch.optim.Adam)]
 

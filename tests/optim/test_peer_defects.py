@@ -7,10 +7,10 @@ import copy
 import numpy as np
 import pytest
 import torch
-from peer_golden import entries, nearest
 
 import lowbit
 from lowbit import ops
+from tests.support.peers.golden import entries, nearest
 
 SIGNED = [f["name"] for f in ops.catalog()["state"] if f["signed"] and f["scaled"]]
 

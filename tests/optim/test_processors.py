@@ -12,10 +12,10 @@ import subprocess
 import sys
 
 import pytest
-from paths import ROOT
-from require import need
 
 import lowbit
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 

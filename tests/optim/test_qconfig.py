@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from configured import PRESETS, formats, model, train
-from paths import GOLDEN
 from torch import nn
 
 import lowbit
+from tests.support.configured import PRESETS, formats, model, train
+from tests.support.paths import GOLDEN
 
 LPMM = GOLDEN / "lpmm"
 

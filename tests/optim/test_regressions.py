@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 import lowbit
+from tests.optim import tensor_parallel_worker
 
 
 @pytest.mark.usefixtures("ckpt")
@@ -16,7 +17,7 @@ def test_tensor_parallelism(pool):
     """Gradients that are sums yet to be taken were stepped by their local part; column shards did
     not load from a directory.
     """
-    found = pool.run(2, "tensor_parallel_worker", "found", pool.folder)[0]
+    found = pool.run(2, tensor_parallel_worker.found, pool.folder)[0]
     assert found["between copies"] == 0
     assert found["from one process"] < 1e-5
     assert found["probed"] and found["columns loaded"]

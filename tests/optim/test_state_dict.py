@@ -7,7 +7,6 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from small_net import bits, model, same, set_grads, train
 from torch import nn
 from torch.distributed.checkpoint.state_dict import (
     get_optimizer_state_dict,
@@ -16,6 +15,7 @@ from torch.distributed.checkpoint.state_dict import (
 
 import lowbit
 from lowbit import ops
+from tests.optim.small_net import bits, model, same, set_grads, train
 
 
 def test_state_dict_survives_copies_files_and_weights_only():

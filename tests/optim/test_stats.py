@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from groups import begin, params_for
 from torch import nn
 
 import lowbit
@@ -15,6 +14,7 @@ from lowbit.optim.codes import ORDINARY, count_codes, ends_of, unpack
 from lowbit.optim.codes import values_of as meanings_of
 from lowbit.optim.report import COMPONENTS
 from lowbit.state import quantize as coding
+from tests.support.groups import begin, params_for
 
 FORMATS = {entry["name"]: entry for entry in lowbit.catalog()["state"]}
 PRESETS = [entry["name"] for entry in lowbit.catalog()["presets"]]

@@ -10,10 +10,10 @@ import weakref
 
 import pytest
 import torch
-from require import need
 
 import lowbit
 from lowbit.step import group, objects
+from tests.support.require import need
 
 SHAPES = ((64, 96), (33, 300), (5,), (8, 20, 30))
 

@@ -7,12 +7,12 @@ import weakref
 
 import pytest
 import torch
-from require import need
-from test_step_cache import looking
 
 import lowbit
 from lowbit import ops
 from lowbit.step import objects
+from tests.optim.test_step_cache import looking
+from tests.support.require import need
 
 SHAPES = ((64, 96), (33, 300), (5,))
 

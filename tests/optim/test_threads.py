@@ -4,12 +4,12 @@ Elsewhere tests have one thread.
 
 import pytest
 import torch
-from configured import OPTIMIZERS
-from groups import begin, params_for
 from torch import nn
 
 import lowbit
 from lowbit import ops
+from tests.support.configured import OPTIMIZERS
+from tests.support.groups import begin, params_for
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ catalog lists, on every instruction set.
 import numpy as np
 import pytest
 import torch
-from plans import fresh_state, plan_row, run_step, slot_columns
-from slow_twins import HYPER, REFERENCE, VARIANTS, WRITES_UPDATES, family_of, hyper_of
 
 import lowbit
 from lowbit import ops
+from tests.optim.slow_twins import HYPER, REFERENCE, VARIANTS, WRITES_UPDATES, family_of, hyper_of
+from tests.support.plans import fresh_state, plan_row, run_step, slot_columns
 
 CATALOG = ops.catalog()
 ISAS = CATALOG["isas"]
@@ -163,7 +163,7 @@ def report():
 
 def test_every_rule_has_a_slow_twin():
     assert sorted(REFERENCE) == sorted(RULES), (
-        "write the new rule's equations into REFERENCE of tests/support/slow_twins.py, in float64"
+        "write the new rule's equations into REFERENCE of tests/optim/slow_twins.py, in float64"
     )
 
 

@@ -12,12 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from groups import begin
-from require import need
 from torch import nn
 
 import lowbit
 from lowbit import __main__ as command
+from tests.support.groups import begin
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

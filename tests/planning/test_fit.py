@@ -7,8 +7,6 @@ import json
 
 import pytest
 import torch
-from allocated import allocated
-from require import need
 from torch import nn
 
 import lowbit
@@ -16,6 +14,8 @@ from lowbit import __main__ as command
 from lowbit.planning import fit as planning
 from lowbit.planning.peers import PEERS
 from lowbit.planning.trace import checkpoint_layers
+from tests.planning.allocated import allocated
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 

@@ -3,8 +3,9 @@
 import importlib.util
 
 import pytest
-from paths import ROOT
-from require import need
+
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 

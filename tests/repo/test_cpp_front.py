@@ -9,11 +9,11 @@ import sys
 
 import pytest
 import torch
-from paths import ROOT, for_build
-from require import need
 from torch import nn
 
 import lowbit
+from tests.support.paths import ROOT, for_build
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 

@@ -15,12 +15,12 @@ import subprocess
 import sys
 import types
 
-import pages
 import pytest
 import torch
-from paths import ROOT
 
 import lowbit
+from tests.support import pages
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -2,8 +2,9 @@
 
 import textwrap
 
-import launch
 import pytest
+
+from tests.support.ranks import launch
 
 pytestmark = pytest.mark.slow
 

@@ -8,7 +8,8 @@ import pathlib
 import re
 
 import pytest
-from paths import ROOT
+
+from tests.support.paths import ROOT
 
 CODE = (".py", ".h", ".cpp", ".cc", ".cu", ".cuh", ".inl")
 SKIPPED = {

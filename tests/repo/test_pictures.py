@@ -5,7 +5,8 @@ import re
 import sys
 
 import pytest
-from paths import ROOT
+
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 

@@ -6,10 +6,10 @@ import re
 
 import pytest
 import torch
-from paths import ROOT
-from plans import plan_row
 
 from lowbit import ops
+from tests.support.paths import ROOT
+from tests.support.plans import plan_row
 
 # Numbers of columns, of workspace tensors and of words of an exact sum,
 # as they were written by hand.

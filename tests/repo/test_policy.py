@@ -14,12 +14,12 @@ import zlib
 
 import pytest
 import torch
-from paths import ROOT
-from require import need
 
 import lowbit
 from lowbit.config.overrides import clean_name
 from lowbit.state import layout
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 
@@ -258,8 +258,9 @@ CHANGES = {
 PROBE = """
 import json, sys
 sys.meta_path = [f for f in sys.meta_path if type(f).__name__ != "ScikitBuildRedirectingFinder"]
-sys.path[:0] = sys.argv[1:3]
-import lowbit, test_policy
+sys.path.insert(0, sys.argv[1])
+import lowbit
+from tests.repo import test_policy
 assert lowbit.__file__.startswith(sys.argv[1]), lowbit.__file__
 print(json.dumps([test_policy.decided_in_python(*case) for case in test_policy.CASES]))
 """
@@ -314,10 +315,8 @@ def planted(built, tmp_path_factory):
     shutil.copytree(ROOT / "lowbit", package, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
     linked_again("csrc/_ops.so", archive, package / "_ops.so")
     tool = linked_again("tools/lowbit-ckpt", archive, folder / "lowbit-ckpt")
-    paths = [*sys.path, str(pathlib.Path(__file__).parent)]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
-    here = pathlib.Path(__file__).parent
-    python = json.loads(run(sys.executable, "-c", PROBE, package.parent, here, env=environment))
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    python = json.loads(run(sys.executable, "-c", PROBE, package.parent, env=environment))
     return python, front(folder, archive), tool
 
 

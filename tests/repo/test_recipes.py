@@ -6,11 +6,13 @@ import os
 import pathlib
 import re
 
-import launch
 import pytest
 import torch
-from paths import RECIPES
-from require import need
+
+from tests.repo import experts_worker
+from tests.support.paths import RECIPES
+from tests.support.ranks import launch
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 
@@ -65,11 +67,11 @@ def test_experts_have_the_same_bits_under_every_layout(pool, flat):
     get_state_dict and set_state_dict.
     """
     folders = [f"{pool.folder}/{flat}{i}" for i in range(2)]
-    saved, end = pool.run(4, "experts_worker", "trained", 2, folders[0], flat)[0]
+    saved, end = pool.run(4, experts_worker.trained, 2, folders[0], flat)[0]
     assert saved.keys() == end.keys() and all(saved[name] != end[name] for name in saved)
     for ranks, folder, to in ((4, *folders), (1, folders[1], None)):
         for loaded, after, experts in pool.run(
-            ranks, "experts_worker", "moved", ranks, folder, flat, to
+            ranks, experts_worker.moved, ranks, folder, flat, to
         ):
             assert loaded == saved and after == end and experts == 8 // ranks
 

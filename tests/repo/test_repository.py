@@ -4,10 +4,10 @@ import json
 import re
 import subprocess
 
-import pages
 import pytest
-import selection
-from paths import ROOT
+
+from tests.support import pages, selection
+from tests.support.paths import ROOT
 
 GENERATED = {
     "bench-cpu.md",

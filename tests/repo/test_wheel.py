@@ -10,11 +10,11 @@ import sys
 import time
 
 import pytest
-from paths import ROOT
-from require import need
 
 from lowbit.checkpoint import native
 from lowbit.step import objects
+from tests.support.paths import ROOT
+from tests.support.require import need
 
 PYPROJECT = (ROOT / "pyproject.toml").read_text()
 

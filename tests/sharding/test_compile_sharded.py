@@ -4,6 +4,8 @@ compiled.
 
 import pytest
 
+from tests.sharding import compile_worker
+
 pytestmark = pytest.mark.slow
 
 
@@ -12,4 +14,4 @@ pytestmark = pytest.mark.slow
     [("AdamW", "eager"), ("LAMB", "eager"), ("APOLLO", "eager"), ("AdamW", "inductor")],
 )
 def test_a_compiled_step_of_sharded_parameters(pool, name, backend):
-    assert pool.run(2, "compile_worker", "same", name, backend) == [True, True]
+    assert pool.run(2, compile_worker.same, name, backend) == [True, True]

@@ -6,10 +6,10 @@ import itertools
 
 import pytest
 import torch
-from plans import FORMATS, fresh_state, plan_row, run_step
 
 from lowbit import ops
 from lowbit.optim.codes import unpack
+from tests.support.plans import FORMATS, fresh_state, plan_row, run_step
 
 ROWS, COLS = 5, 700
 RULE = "adamw"

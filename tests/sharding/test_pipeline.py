@@ -3,7 +3,9 @@ one process where micro-batches are added in the same order, clipped by the norm
 a checkpoint goes on with any other number of stages."""
 
 import pytest
-from pipeline_worker import RULES
+
+from tests.sharding import pipeline_worker
+from tests.sharding.pipeline_worker import RULES
 
 pytestmark = pytest.mark.long
 
@@ -34,7 +36,7 @@ FROM = {
 def everything(pool, function, name, rules, folder):
     """What all ranks have together half way and in the end, by rule, and the norms."""
     schedule, ranks, stages, shards, _ = PIPELINES[name]
-    several = pool.run(ranks, "pipeline_worker", function, rules, schedule, stages, shards, folder)
+    several = pool.run(ranks, function, rules, schedule, stages, shards, folder)
     made = {}
     for rule in rules:
         parts = [found[rule] for found in several]
@@ -54,7 +56,7 @@ def trained(pool):
     def run(name):
         if name not in kept:
             folder = f"{pool.folder}/{name}"
-            kept[name] = everything(pool, "trained", name, PIPELINES[name][4], folder)
+            kept[name] = everything(pool, pipeline_worker.trained, name, PIPELINES[name][4], folder)
         return kept[name]
 
     return run
@@ -74,7 +76,7 @@ def test_stages_go_on_from_other_stages(pool, trained, name):
     for source in ("one process", *([FROM[name]] if name in FROM else [])):
         both = [rule for rule in rules if rule in PIPELINES[source][4]]
         want = trained(source)
-        found = everything(pool, "resumed", name, both, f"{pool.folder}/{source}")
+        found = everything(pool, pipeline_worker.resumed, name, both, f"{pool.folder}/{source}")
         for rule in both:
             assert found[rule][0] == want[rule][0], f"loaded {rule} of {source}"
             assert (found[rule] == want[rule]) == (name not in OTHER_SUMS), f"{rule} from {source}"
@@ -83,23 +85,24 @@ def test_stages_go_on_from_other_stages(pool, trained, name):
 def test_one_process_goes_on_from_stages(pool, trained):
     for name in PIPELINES:
         want = trained(name)
-        found = everything(pool, "resumed", "one process", ["8bit"], f"{pool.folder}/{name}")
+        folder = f"{pool.folder}/{name}"
+        found = everything(pool, pipeline_worker.resumed, "one process", ["8bit"], folder)
         assert found["8bit"][0] == want["8bit"][0], name
         assert (found["8bit"] == want["8bit"]) == (name not in OTHER_SUMS), name
 
 
 def test_the_norm_of_a_group_is_that_of_all_its_parameters(pool):
-    assert pool.run(2, "pipeline_worker", "norms") == [[], []]
+    assert pool.run(2, pipeline_worker.norms) == [[], []]
 
 
 def test_a_group_of_ranks_that_shard_a_parameter_is_refused(pool):
-    for said in pool.run(2, "pipeline_worker", "counted_twice"):
+    for said in pool.run(2, pipeline_worker.counted_twice):
         assert "group= has ranks 0 and 1, which shard one parameter" in said
 
 
 def test_groups_of_another_stage_are_refused(pool):
     """torch.distributed.checkpoint keeps one rank's groups where stages save nested names."""
-    said = pool.run(2, "pipeline_worker", "nested", pool.folder)
+    said = pool.run(2, pipeline_worker.nested, pool.folder)
     for how in ("torch", "lowbit"):
         assert "loaded" in (said[0][how], said[1][how])  # the rank whose groups were kept
         other = said[said[0][how] == "loaded"][how]

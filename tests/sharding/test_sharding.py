@@ -2,12 +2,12 @@
 over gloo; checkpoints cross between them.
 """
 
-import distributed_worker
 import pytest
 import torch
 from torch import nn
 
 import lowbit
+from tests.sharding import distributed_worker
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +29,7 @@ def test_every_isa_gives_the_same_bits(single):
 
 @pytest.mark.parametrize("mode, ranks", [("ddp", 2), ("fsdp", 2), ("fsdp", 3), ("fsdp", 4)])
 def test_every_sharding_gives_the_same_bits(pool, single, mode, ranks):
-    for got in pool.run(ranks, "distributed_worker", "run_bits", mode, ranks):
+    for got in pool.run(ranks, distributed_worker.run_bits, mode, ranks):
         assert got == {name: single[name] for name in got}
     print(f"{mode} on {ranks} ranks: {len(got)} digests equal those of one process")
 
@@ -37,9 +37,7 @@ def test_every_sharding_gives_the_same_bits(pool, single, mode, ranks):
 @pytest.mark.usefixtures("ckpt")
 def test_checkpoints_cross_between_shardings(pool, tmp_path):
     def run(ranks, save=False):
-        found = pool.run(
-            ranks, "distributed_worker", "run_checkpoint", "fsdp", ranks, tmp_path, save
-        )
+        found = pool.run(ranks, distributed_worker.run_checkpoint, "fsdp", ranks, tmp_path, save)
         assert all(one == found[0] for one in found)
         return found[0]
 

@@ -7,10 +7,10 @@ every pair of wrappers, and each format from and to all of them; LOWBIT_WHOLE=1 
 each. In the column of real sizes the checkpoint is that of the wrapper in the row above.
 """
 
-import placements_worker
 import pytest
-import wrappers_worker
-from wrappers_worker import FORMATS, REAL, WRAPPERS
+
+from tests.sharding import placements_worker, training_worker, wrappers_worker
+from tests.sharding.wrappers_worker import FORMATS, REAL, WRAPPERS
 
 pytestmark = pytest.mark.product
 
@@ -20,21 +20,25 @@ COLUMNS = [*FORMATS, REAL]
 
 def wrong(pool, wrapper, function, *arguments):
     """What any rank found not to be equal: (format, parameter)."""
-    found = pool.run(WRAPPERS[wrapper], "wrappers_worker", function, wrapper, *arguments)
+    found = pool.run(WRAPPERS[wrapper], function, wrapper, *arguments)
     return sorted({each for found_here in found for each in found_here})
 
 
 def test_the_same_bytes_under_every_wrapper(pool):
     folder = pool.folder
     found = {
-        w: wrong(pool, w, "train", "formats", folder) + wrong(pool, w, "train", REAL, folder)
+        w: [
+            each
+            for names in ("formats", REAL)
+            for each in wrong(pool, w, wrappers_worker.train, names, folder)
+        ]
         for w in NAMES
     }
     rows = []
     for i, wrapper in enumerate(NAMES):
         others = [w for w in NAMES if w != wrapper]
-        found[wrapper] += wrong(pool, wrapper, "resume", "formats", others, folder)
-        found[wrapper] += wrong(pool, wrapper, "resume", REAL, [NAMES[i - 1]], folder)
+        found[wrapper] += wrong(pool, wrapper, wrappers_worker.resume, "formats", others, folder)
+        found[wrapper] += wrong(pool, wrapper, wrappers_worker.resume, REAL, [NAMES[i - 1]], folder)
         bad = {name for name, _ in found[wrapper]}
         from_others = wrappers_worker.loads("formats", wrapper, others).values()
         counts = {**{name: sum(name in each for each in from_others) for name in FORMATS}, REAL: 1}
@@ -68,22 +72,22 @@ def test_every_pair_is_loaded():
 def test_more_formats(pool, wrapper):
     """10 steps equal, and 10 more from what a single process saved."""
     folder = pool.folder
-    assert wrong(pool, "single", "train", "more", folder) == []
-    assert wrong(pool, wrapper, "train", "more", folder) == []
-    assert wrong(pool, wrapper, "resume", "more", ["single"], folder) == []
+    assert wrong(pool, "single", wrappers_worker.train, "more", folder) == []
+    assert wrong(pool, wrapper, wrappers_worker.train, "more", folder) == []
+    assert wrong(pool, wrapper, wrappers_worker.resume, "more", ["single"], folder) == []
 
 
 @pytest.mark.parametrize("what", placements_worker.REFUSED_BY_TORCH)
 def test_what_torch_refuses(pool, what):
-    message = pool.run(2, "placements_worker", "refused_by_torch", what)[0]
+    message = pool.run(2, placements_worker.refused_by_torch, what)[0]
     assert placements_worker.REFUSED_BY_TORCH[what] in message
 
 
 def test_a_difference_is_seen(pool):
     """The comparison itself can fail."""
-    assert pool.run(2, "wrappers_worker", "off_by_one_gradient") == [["a.square"]] * 2
+    assert pool.run(2, wrappers_worker.off_by_one_gradient) == [["a.square"]] * 2
     every = {f"{unit}.{key}" for unit, shapes in wrappers_worker.UNITS.items() for key in shapes}
-    assert all(set(found) == every for found in pool.run(2, "wrappers_worker", "nothing_loaded"))
+    assert all(set(found) == every for found in pool.run(2, wrappers_worker.nothing_loaded))
 
 
 # Real training: every rank has the same batch,
@@ -114,14 +118,14 @@ def test_a_difference_is_seen(pool):
     ],
 )
 def test_real_training(pool, wrapper, ranks):
-    assert pool.run(ranks, "training_worker", "real", wrapper) == [[]] * ranks
+    assert pool.run(ranks, training_worker.real, wrapper) == [[]] * ranks
 
 
 # Placements
 
 
 def test_what_state_cannot_follow_is_refused_with_the_numbers(pool):
-    for said in pool.run(2, "placements_worker", "refused_placements"):
+    for said in pool.run(2, placements_worker.refused_placements):
         assert (
             "'w' of 77 columns is cut at columns 39, inside a byte of "
             "4-bit codes; shard it on dimension 0"
@@ -135,4 +139,4 @@ def test_columns_cut_inside_blocks_load_other_formats(pool):
     """A float32 checkpoint is encoded on loading where blocks are cut,
     as one process encodes it.
     """
-    assert all(pool.run(3, "placements_worker", "recode_columns"))
+    assert all(pool.run(3, placements_worker.recode_columns))

@@ -6,10 +6,10 @@ import copy
 
 import pytest
 import torch
-import zero_worker
 from torch import nn
 
 import lowbit
+from tests.sharding import zero_worker
 
 pytestmark = pytest.mark.slow
 
@@ -20,46 +20,46 @@ def test_the_bits_of_a_plain_optimizer(pool, ranks, overridden):
     """Streams, overrides and weights;
     the pattern names a parameter that only one of the ranks has.
     """
-    assert pool.run(ranks, "zero_worker", "same_bits", overridden) == [[]] * ranks
+    assert pool.run(ranks, zero_worker.same_bits, overridden) == [[]] * ranks
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_names_are_those_of_the_parameters(pool, ranks):
-    assert pool.run(ranks, "zero_worker", "names_said") == [[]] * ranks
+    assert pool.run(ranks, zero_worker.names_said) == [[]] * ranks
 
 
 @pytest.mark.parametrize("rule", zero_worker.RULES)
 def test_the_bits_of_a_plain_optimizer_under_every_rule(pool, rule):
-    assert pool.run(2, "zero_worker", "same_bits_of", rule) == [[]] * 2
+    assert pool.run(2, zero_worker.same_bits_of, rule) == [[]] * 2
 
 
 @pytest.mark.parametrize("rule", ["AdamW 4bit", "AdamW split8", "Adafactor", "Muon"])
 def test_parameters_that_are_views_of_buckets(pool, rule):
-    assert pool.run(2, "zero_worker", "same_bits_of", rule, True) == [[]] * 2
+    assert pool.run(2, zero_worker.same_bits_of, rule, True) == [[]] * 2
 
 
 @pytest.mark.parametrize("rule", ["AdamW 4bit", "AdamW split8", "Adafactor", "CAME", "APOLLO"])
 def test_a_consolidated_state_dict_goes_on_with_another_number_of_ranks(pool, rule):
     for save, load in ((3, 2), (2, 3)):
-        pool.run(save, "zero_worker", "saved", rule, pool.folder)
-        assert pool.run(load, "zero_worker", "continued", rule, pool.folder) == [[]] * load
+        pool.run(save, zero_worker.saved, rule, pool.folder)
+        assert pool.run(load, zero_worker.continued, rule, pool.folder) == [[]] * load
 
 
 def test_overlap_with_ddp_is_refused_by_torch(pool):
-    for said in pool.run(2, "zero_worker", "overlapped"):
+    for said in pool.run(2, zero_worker.overlapped):
         assert "no supported functional optimizer equivalent" in said and "AdamW" in said
 
 
 def test_a_consolidated_state_dict_goes_on(pool):
-    assert pool.run(2, "zero_worker", "resumed") == [[]] * 2
+    assert pool.run(2, zero_worker.resumed) == [[]] * 2
 
 
 def test_a_group_that_is_added(pool):
-    assert pool.run(2, "zero_worker", "added") == [[]] * 2
+    assert pool.run(2, zero_worker.added) == [[]] * 2
 
 
 def test_names_by_hand_are_refused(pool):
-    for said in pool.run(2, "zero_worker", "refused"):
+    for said in pool.run(2, zero_worker.refused):
         assert "names of 10 parameters for" in said and "lowbit.param_groups(model)" in said
 
 
@@ -68,12 +68,12 @@ def test_modes_are_refused_at_construction(pool, ranks):
     """torch copies the whole optimizer's group entries, the mode among them,
     over the part's in each step.
     """
-    for said in pool.run(ranks, "zero_worker", "modes_refused"):
+    for said in pool.run(ranks, zero_worker.modes_refused):
         assert "ScheduleFreeAdamW got a part of a group" in said and "Use fully_shard" in said
 
 
 def test_a_pattern_that_nobody_has_is_refused_on_all_ranks(pool):
-    said = pool.run(2, "zero_worker", "pattern_of_nothing")
+    said = pool.run(2, zero_worker.pattern_of_nothing)
     assert said == ["overrides['*.q_proj'] matches the name of no parameter"] * 2
 
 

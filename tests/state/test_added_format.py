@@ -7,8 +7,9 @@ import subprocess
 import sys
 
 import pytest
-from codes import ONLY
-from paths import ROOT, TESTS, for_build
+
+from tests.support.codes import ONLY
+from tests.support.paths import ROOT, TESTS, for_build
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ or of rank 1.
 import numpy as np
 import pytest
 import torch
-from codes import CODED, ONLY, table_of
 
 import lowbit
 from lowbit import ops
 from lowbit.state import quantize as coding
+from tests.support.codes import CODED, ONLY, table_of
 
 F = np.float32
 

@@ -3,17 +3,18 @@ and by the process's own peak.
 """
 
 import json
+import pathlib
 import subprocess
 import sys
 
 import pytest
 import torch
-from groups import begin
-from memory import named, peak_bytes
-from paths import SUPPORT
 
 import lowbit
 import lowbit.step.lowrank
+from tests.support.groups import begin
+from tests.support.memory import named, peak_bytes
+from tests.support.paths import importing_tests
 
 pytestmark = pytest.mark.long
 
@@ -108,9 +109,13 @@ def measured(verb, folder):
     """What memory_worker.py read in a process of its own: the bytes of the state, and the most that
     `verb` held above what was there before it.
     """
-    worker = SUPPORT / "memory_worker.py"
+    worker = pathlib.Path(__file__).with_name("memory_worker.py")
     done = subprocess.run(
-        [sys.executable, worker, verb, folder], capture_output=True, text=True, check=False
+        [sys.executable, worker, verb, folder],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=importing_tests(),
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])

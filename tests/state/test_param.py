@@ -5,10 +5,10 @@ and that random bits belong to the element and not to whoever computes it.
 import numpy as np
 import pytest
 import torch
-from philox import random16
-from plans import extra_for, plan_row
 
 from lowbit import ops
+from tests.support.philox import random16
+from tests.support.plans import extra_for, plan_row
 
 pytestmark = pytest.mark.slow
 

@@ -9,13 +9,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from paths import GOLDEN
 from torch import nn
 
 import lowbit
 from lowbit import ops
 from lowbit.state import memory
 from lowbit.state.convert import convert_state
+from tests.support.paths import GOLDEN
 
 EXTRA = [p["name"] for p in ops.catalog()["param"] if p["compensation"]]
 STEPS, LR = 2000, 1e-6

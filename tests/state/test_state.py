@@ -11,7 +11,11 @@ import zlib
 import numpy as np
 import pytest
 import torch
-from codes import (
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from lowbit import ops
+from tests.support.codes import (
     CODED,
     ONLY,
     Table,
@@ -25,12 +29,8 @@ from codes import (
     unpack,
     values_of_codes,
 )
-from hypothesis import example, given, settings
-from hypothesis import strategies as st
-from paths import GOLDEN
-from plans import fresh_state, plan_row, run_step
-
-from lowbit import ops
+from tests.support.paths import GOLDEN
+from tests.support.plans import fresh_state, plan_row, run_step
 
 FAMILIES = sorted({family(f) for f in CODED})
 ISAS = ops.catalog()["isas"]
@@ -496,7 +496,7 @@ def test_codes_on_disk_do_not_drift():
     digests = json.loads((GOLDEN / "code_digests.json").read_text())
     for f in CODED:
         assert f["name"] in digests, (
-            f"{f['name']} is new: run `.venv/bin/python tests/golden/regenerate.py` "
+            f"{f['name']} is new: run `.venv/bin/python -m tests.golden.regenerate` "
             "and commit the result"
         )
         assert digests[f["name"]] == code_digest(f), f["name"]

@@ -4,7 +4,6 @@ GPU tests/cuda/test_cuda.py steps such state, and tests/cpp/test_cuda_memory.cpp
 memory."""
 
 import copy
-import hashlib
 import inspect
 import io
 import math
@@ -13,8 +12,6 @@ import pickle
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
-from configured import OPTIMIZERS, model, train
-from groups import params_for
 from torch import nn
 from torch._subclasses import FakeTensorMode
 from torch.distributed.checkpoint.state_dict import (
@@ -26,39 +23,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lowbit
 from lowbit import ops
 from lowbit.state import memory
+from tests.state import state_memory_worker
+from tests.state.state_memory_worker import OUTSIDE, Outside, digest, net
+from tests.support.configured import OPTIMIZERS, model, train
+from tests.support.groups import params_for
 
 pytestmark = pytest.mark.slow
-
-OUTSIDE = ("pinned", "managed")
-
-
-class Outside:
-    """What was asked for outside, and whether a tensor is of it."""
-
-    def __init__(self):
-        self.taken = []
-
-    def allocate(self, size, dtype, device, kind):
-        assert all(n > 0 for n in size) and device.type == "cpu" and kind in OUTSIDE
-        self.taken.append((torch.full(size, 7, dtype=dtype), kind))  # not filled, as of CUDA
-        return self.taken[-1][0]
-
-    def kind_of(self, tensor):
-        place = tensor.data_ptr()  # a DTensor's local part is another object
-        return next((kind for t, kind in self.taken if t.data_ptr() == place), "device")
-
-    def check(self, opt, kind):
-        """Codes and values of 64 KiB and more are outside, and nothing else is."""
-        found = set()
-        for _, p, lay in opt.laid_out():
-            state = opt.state_of(p)
-            assert set(lay.keys) <= set(state)
-            for key, tensor in state.items():
-                large = tensor.numel() * tensor.element_size() >= 1 << 16
-                wanted = large and "_scale" not in key and key not in ("step", "stream", "shape")
-                assert self.kind_of(tensor) == (kind if wanted else "device"), (key, tensor.shape)
-                found.add((wanted, key))
-        assert {wanted for wanted, _ in found} == {True, False}
 
 
 @pytest.fixture
@@ -70,20 +40,11 @@ def outside(monkeypatch):
     return made
 
 
-def net(dtype=torch.bfloat16):
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(300, 700), nn.LayerNorm(700), nn.Linear(700, 300)).to(dtype)
-
-
 def trained(steps=2, dtype=torch.bfloat16, make=lowbit.AdamW, **options):
     of = net(dtype)
     opt = make(params_for(make, of), lr=1e-2, **options)
     train(of, opt, steps)
     return of, opt
-
-
-def digest(t):
-    return hashlib.sha256(t.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
 def content(of, opt):
@@ -333,7 +294,7 @@ def test_shards_of_it_are_saved_and_loaded_on_other_numbers_of_ranks(pool, tmp_p
     and state are those of one process.
     """
     for ranks, kind, begin, end in ((2, "pinned", 0, 2), (3, "device", 2, 4), (2, "managed", 4, 6)):
-        got = pool.run(ranks, "state_memory_worker", "go_on", str(tmp_path), kind, begin, end)
+        got = pool.run(ranks, state_memory_worker.go_on, str(tmp_path), kind, begin, end)
         assert got[0] == content(*trained(end)), (ranks, kind)
 
 

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from dataclasses import dataclass
 
-from paths import ROOT
+from tests.support.paths import ROOT
 
 # What a block may be written in. Those of RUN are run, the rest is shown.
 RUN = ("python", "bash", "console")

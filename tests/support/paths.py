@@ -3,11 +3,17 @@
 import os
 import pathlib
 
-SUPPORT = pathlib.Path(__file__).parent
-TESTS = SUPPORT.parent
+TESTS = pathlib.Path(__file__).parents[1]
 ROOT = TESTS.parent
 GOLDEN = TESTS / "golden"
 RECIPES = ROOT / "recipes"
+
+
+def importing_tests(**more: str) -> dict[str, str]:
+    """The environment of a program that imports from `tests`, with `more`."""
+    said = {**os.environ, **more}
+    path = [*filter(None, [said.get("PYTHONPATH")]), str(ROOT)]
+    return {**said, "PYTHONPATH": os.pathsep.join(path)}
 
 
 def for_build(folder: pathlib.Path) -> dict[str, str]:

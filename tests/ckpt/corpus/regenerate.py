@@ -1,5 +1,6 @@
-"""Writes the corpora of the fuzz targets anew: python tests/ckpt/corpus/regenerate.py
-build/fuzz/tests/cpp/fuzz_ckpt [TARGET ...]
+"""Writes the corpora of the fuzz targets anew:
+
+    python -m tests.ckpt.corpus.regenerate build/fuzz/tests/cpp/fuzz_ckpt [TARGET ...]
 
 Seeds are real files: what torch and safetensors write, and all of tests/ckpt/hostile. Of those,
 libFuzzer keeps the smallest set that reaches the same code. Inputs named crash-* were found by
@@ -24,14 +25,10 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests.ckpt.hostile import CASES
+from tests.support.files.deepspeed import Run, optimizer_states, save
+
 HERE = pathlib.Path(__file__).parent
-sys.path.insert(0, str(HERE.parent))
-
-sys.path.insert(0, str(HERE.parent.parent / "support"))
-
-from deepspeed_files import Run, optimizer_states, save  # noqa: E402
-from hostile import CASES  # noqa: E402
-
 MOST, BUDGET = 6144, 21_000
 """Bytes of one input, and of all of one target."""
 SAFETENSORS = (

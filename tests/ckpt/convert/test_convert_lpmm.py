@@ -1,0 +1,274 @@
+"""lpmm's files into others and back. lpmm needs CUDA to be built, so the files are put together
+here (tests/support/peers/files.py) around the arrays that its own code left (its two CUDA functions
+that pack codes replaced by CPU ones: tests/golden/README.md)."""
+
+import numpy as np
+import pytest
+import torch
+
+import lowbit
+from tests.support.peers.files import (
+    ADAM,
+    CfgNode,
+    content_of,
+    convert,
+    lpmm_config,
+    lpmm_file,
+    lpmm_groups,
+    lpmm_rank1,
+    need_tool,
+    same,
+    scaled_normal,
+    stand_in_for_yacs,
+)
+from tests.support.peers.golden import arrays, entries, nearest, unpack
+
+pytestmark = pytest.mark.slow
+
+need_tool()
+stand_in_for_yacs()
+FIRST, SECOND = "dynamic4", "power1_4_unsigned"
+GOLDEN = arrays()
+SHAPE = (41, 130)
+
+
+def golden(case, key):
+    return torch.from_numpy(GOLDEN[f"lpmm_{case}/{key}"].copy())
+
+
+def golden_entry(case):
+    first = lpmm_groups(
+        golden(case, "exp_avg_qstate.qmap"),
+        SHAPE,
+        golden(case, "exp_avg_qstate.overhead.max1").reshape(-1),
+    )
+    entry = {
+        "step": torch.tensor(3.0),
+        "exp_avg": golden(case, "exp_avg"),
+        "exp_avg_qstate": first,
+    }
+    qmap = golden(case, "exp_avg_sq_qstate.qmap")
+    if case == "Factor4":
+        entry["exp_avg_sq_row"] = golden(case, "exp_avg_sq_row")
+        entry["exp_avg_sq_col"] = golden(case, "exp_avg_sq_col")
+        entry["exp_avg_sq_qstate"] = {"enable": True, "overhead": {}, "qmap": qmap}
+    elif case == "AdamW_rank1":
+        dims = [golden(case, f"exp_avg_sq_qstate.overhead.max_dims.{d}") for d in (0, 1)]
+        entry["exp_avg_sq"] = golden(case, "exp_avg_sq")
+        entry["exp_avg_sq_qstate"] = lpmm_rank1(qmap, SHAPE, dims)
+    else:
+        most = golden(case, "exp_avg_sq_qstate.overhead.max1").reshape(-1)
+        entry["exp_avg_sq"] = golden(case, "exp_avg_sq")
+        entry["exp_avg_sq_qstate"] = lpmm_groups(qmap, SHAPE, most)
+    return entry
+
+
+def decoded(entry, name):
+    """What lpmm reads back, by its own words: a map's entry times the scale."""
+    qstate = entry[f"{name}_qstate"]
+    codes = unpack(entry[name].numpy(), 4)[: SHAPE[0] * SHAPE[1]]
+    values = qstate["qmap"].numpy()[codes]
+    over = qstate["overhead"]
+    if over["max1"] is not None:
+        scale = np.repeat(over["max1"].numpy().reshape(-1), 128)[: values.size]
+    else:
+        rows, cols = (m.numpy() for m in over["max_dims"])
+        scale = np.minimum(rows, cols).reshape(-1)
+    return (values * scale).reshape(SHAPE)
+
+
+@pytest.mark.parametrize("case", ["AdamW_group4", "AdamW_rank1", "Factor4"])
+def test_golden_states_are_read_as_lpmm_reads_them(tmp_path, case):
+    entry = golden_entry(case)
+    to = "lowbit" if case == "Factor4" else "torch"
+    options = ["--state-format", "float32"] if to == "lowbit" else []
+    state = convert(tmp_path, lpmm_file([entry]), to, *options)["state"][0]
+    np.testing.assert_array_equal(state["exp_avg"].numpy(), decoded(entry, "exp_avg"))
+    if case == "Factor4":
+        for name in ("exp_avg_sq_row", "exp_avg_sq_col"):
+            assert torch.equal(state[name], entry[name])
+    else:
+        np.testing.assert_array_equal(state["exp_avg_sq"].numpy(), decoded(entry, "exp_avg_sq"))
+    assert state["step"] == 3
+
+
+@pytest.mark.parametrize("case", ["AdamW_group4", "AdamW_rank1", "Factor4"])
+def test_its_own_files_stay_as_they_are(tmp_path, case):
+    file = lpmm_file([golden_entry(case)], lpmm_config(rank1=case == "AdamW_rank1"))
+    back = convert(tmp_path, file, "lpmm")
+    same(back, file)
+    assert type(back["qconfig"]) is CfgNode and back["qconfig"].QUANT.M.BITS == 4
+
+
+def packed(x):
+    """lpmm's codes and scales of a tensor of whole groups, and the codes of nothing behind them;
+    the last byte, which lpmm leaves as memory had it, is 0.
+    """
+    states = {}
+    for name, format, values in x:
+        table = entries(format)
+        most = np.abs(values.numpy().reshape(-1, 128)).max(axis=1)
+        codes = nearest(
+            (values.numpy().reshape(-1, 128) / most[:, None]).reshape(-1), table, tie_up=False
+        )
+        filler = nearest(np.zeros(-codes.size % 2048, np.float32), table, tie_up=False)
+        codes = np.concatenate([codes, filler]).astype(np.uint8)
+        data = np.concatenate([codes[::2] | codes[1::2] << 4, np.zeros(1, np.uint8)])
+        states[name] = torch.from_numpy(data.view(np.int8).copy())
+        states[f"{name}_qstate"] = lpmm_groups(table, tuple(values.shape), most)
+    return states
+
+
+def moments(shape, seed=0):
+    return [
+        ("exp_avg", FIRST, scaled_normal(shape, seed)),
+        ("exp_avg_sq", SECOND, scaled_normal(shape, seed + 1).square()),
+    ]
+
+
+def test_through_lowbit_and_back(tmp_path):
+    """Rows of whole groups: the same codes in every file."""
+    entry = {"step": torch.tensor(3.0), **packed(moments((40, 256)))}
+    file = lpmm_file([entry])
+    file["param_groups"][0]["param_names"] = ["w"]
+    ours = convert(tmp_path, file, "lowbit")
+    state = ours["state"][0]
+    n = 40 * 128
+    assert (
+        state["exp_avg_dynamic4"].reshape(-1).tolist()
+        == entry["exp_avg"][:n].view(torch.uint8).tolist()
+    )
+    assert torch.equal(
+        state["exp_avg_sq_power1_4_unsigned_scale"].reshape(-1, 1),
+        entry["exp_avg_sq_qstate"]["overhead"]["max1"],
+    )
+    opt = lowbit.AdamW(
+        [p := torch.nn.Parameter(torch.randn(40, 256))],
+        state_format={
+            "exp_avg": lowbit.scaled(FIRST, block=128),
+            "exp_avg_sq": lowbit.scaled(SECOND, block=128),
+        },
+    )
+    opt.load_state_dict(ours)
+    assert torch.equal(opt.state[p]["exp_avg_dynamic4"], state["exp_avg_dynamic4"])
+    torch.save({"w": torch.zeros(40, 256)}, tmp_path / "model.pt")
+    back = convert(tmp_path, ours, "lpmm", "--keep", "--model", tmp_path / "model.pt")
+    same(back["state"], {0: entry})
+    group = back["param_groups"][0]
+    assert group["fused"] is False and group["factor_second_moment"] is False
+    quant = back["qconfig"].QUANT
+    assert quant.M.SCALE_TYPE.DEFAULT == "group" and quant.SQM.QUANT_TYPE.DEFAULT == "power-1"
+    assert quant.M.BITS == quant.SQM.BITS == 4 and quant.SQM.SIGNED is False
+
+
+def adam(values, **more):
+    state = {"step": torch.tensor(3.0), **{name: x for name, _, x in values}}
+    return {"state": {0: state}, "param_groups": [{**ADAM, "params": [0], **more}]}
+
+
+def test_codes_are_written_as_lpmm_writes_them(tmp_path):
+    values = moments((48, 128))
+    file = convert(tmp_path, adam(values), "lpmm")
+    same(file["state"][0], {"step": torch.tensor(3.0), **packed(values)})
+    small = convert(tmp_path, adam(moments((64, 64))), "lpmm")["state"][0]  # 4096 are not enough
+    assert small["exp_avg"].shape == (64, 64)
+    assert small["exp_avg_qstate"]["enable"] is False and small["exp_avg_qstate"]["overhead"] == {}
+
+
+def test_rank_1(tmp_path):
+    """Over the least of the largest magnitudes of an element's row and column; read back, it is
+    what the maxima make of the codes.
+    """
+    values = moments(SHAPE)
+    file = convert(tmp_path, adam(values), "lpmm", "--state-format", "4bit-rank1")
+    entry = file["state"][0]
+    x = values[1][2].numpy()
+    rows, cols = x.max(axis=1, keepdims=True), x.max(axis=0, keepdims=True)
+    kept = entry["exp_avg_sq_qstate"]["overhead"]
+    np.testing.assert_array_equal(kept["max_dims"][0].numpy(), rows)
+    np.testing.assert_array_equal(kept["max_dims"][1].numpy(), cols)
+    assert isinstance(kept["max_dims"], list) and kept["scaled_shape"] == torch.Size(SHAPE)
+    table = entries(SECOND)
+    codes = nearest((x / np.minimum(rows, cols)).reshape(-1), table, tie_up=False)
+    np.testing.assert_array_equal(unpack(entry["exp_avg_sq"].numpy(), 4)[: x.size], codes)
+    assert file["qconfig"].QUANT.SQM.SCALE_TYPE.DEFAULT == "rank1"
+    back = convert(tmp_path, file, "torch")["state"][0]
+    np.testing.assert_array_equal(back["exp_avg_sq"].numpy(), decoded(entry, "exp_avg_sq"))
+
+
+def test_a_shape_that_the_file_does_not_tell(tmp_path):
+    """5000 or 5001 values: groups of 128 look the same."""
+    x = scaled_normal((5120,), 0)
+    values = [("exp_avg", FIRST, x), ("exp_avg_sq", SECOND, x.square())]
+    entry = {"step": torch.tensor(3.0), **packed(values)}
+    file = lpmm_file([entry])
+    file["param_groups"][0]["param_names"] = ["bias"]
+    assert "shape" in convert(tmp_path, file, "torch", code=3)
+    torch.save({"bias": torch.zeros(5001)}, tmp_path / "model.pt")
+    state = convert(tmp_path, file, "torch", "--model", tmp_path / "model.pt")["state"][0]
+    assert state["exp_avg"].shape == (5001,)
+    assert (state["exp_avg"] - x[:5001]).abs().max() < x.abs().max() * 0.2
+
+
+def broken(change):
+    entry = golden_entry("AdamW_group4")
+    change(entry, entry["exp_avg_sq_qstate"])
+    return lpmm_file([entry])
+
+
+def other_scales(entry, qstate):
+    qstate["overhead"]["max0"] = torch.ones(42, 1)
+
+
+def no_map(entry, qstate):
+    qstate["qmap"] = None
+
+
+def short(entry, qstate):
+    entry["exp_avg_sq"] = entry["exp_avg_sq"][:-2]
+
+
+def long_map(entry, qstate):
+    qstate["qmap"] = torch.linspace(0, 1, 17)
+
+
+def falling_map(entry, qstate):
+    qstate["qmap"] = qstate["qmap"].flip(0)
+
+
+def no_layout(entry, qstate):
+    del qstate["overhead"]["scaled_shape"]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (other_scales, "rank1-group"),
+        (no_map, "linear maps are not read"),
+        (short, "3071 codes' bytes where 3073 belong"),
+        (long_map, "no power of two"),
+        (falling_map, "does not rise"),
+        (no_layout, "no scaled_shape"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_by_name(tmp_path, change, message):
+    error = convert(tmp_path, broken(change), "torch", code=3)
+    assert message in error and "exp_avg_sq" in error
+
+
+def test_what_lpmm_cannot_keep(tmp_path):
+    values = moments((48, 128))
+    content = adam(values)
+    content["state"][0]["max_exp_avg_sq"] = values[1][2]
+    assert "keeps no max_exp_avg_sq" in convert(tmp_path, content, "lpmm", code=3)
+    assert "4bit-rank1" in convert(tmp_path, adam(values), "lpmm", "--state-format", "8bit", code=2)
+    assert "without rounding" in convert(tmp_path, adam(values), "lpmm", "--keep", code=4)
+
+
+def test_nothing_is_called(tmp_path):
+    """A node of a configuration may hold settings, nothing else."""
+    config = lpmm_config()
+    config["evil"] = print
+    error = convert(tmp_path, lpmm_file([golden_entry("AdamW_group4")], config), "torch", code=3)
+    assert "print" in error and "nothing was executed" in error
+    assert content_of(lpmm_config()) == content_of(lpmm_config())

@@ -1,0 +1,208 @@
+"""convert --weights: float32 weights, or float32 masters of 16-bit ones,
+to 16-bit weights without masters.
+"""
+
+import zlib
+
+import pytest
+import torch
+
+import lowbit
+from lowbit import ops
+from tests.support.peers.files import convert, need_tool, run, same
+
+pytestmark = pytest.mark.slow
+
+need_tool()
+SEED = 2**33 + 5
+FORMATS = [e["name"] for e in ops.catalog()["param"] if e["dtype"] != "float32"]
+
+
+class Net(torch.nn.Module):
+    def __init__(self, norm=True):
+        super().__init__()
+        self.up = torch.nn.Linear(48, 96)
+        self.norm = torch.nn.BatchNorm1d(96) if norm else torch.nn.Identity()
+        self.down = torch.nn.Linear(96, 33)
+
+    def forward(self, x):
+        return self.down(self.norm(self.up(x)))
+
+
+def trained(steps=2, norm=True):
+    torch.manual_seed(0)
+    net = Net(norm)
+    opt = torch.optim.AdamW(net.named_parameters(), lr=1e-2)
+    for _ in range(steps):
+        opt.zero_grad()
+        net(torch.randn(16, 48)).square().mean().backward()
+        opt.step()
+    return net, opt
+
+
+def checkpoint(norm=True):
+    net, opt = trained(norm=norm)
+    return net, {"model": net.state_dict(), "optimizer": opt.state_dict()}
+
+
+def expected(x, format, name):
+    """As the operator stores values; the stream of random bits is that of the parameter's name."""
+    stored, extra = ops.split(x.contiguous(), format, seed=SEED, stream=zlib.crc32(name.encode()))
+    return stored.reshape(x.shape), extra
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_every_format(tmp_path, format):
+    net, content = checkpoint()
+    got = convert(tmp_path, content, "lowbit", "--weights", format, "--seed", SEED)
+    state, group = got["optimizer"]["state"], got["optimizer"]["param_groups"][0]
+    key = "param_" + format.removesuffix("_stochastic")
+    kept = bool(ops.param_format(format)["compensation"])
+    assert group["param_format"] == format or not kept
+    for i, (name, p) in enumerate(net.named_parameters()):
+        weight = got["model"][name]
+        # torch takes no norm whose weights and statistics differ in dtype
+        if name.startswith("norm."):
+            assert torch.equal(weight, p) and key not in state[i]
+            continue
+        stored, extra = expected(p.detach(), format, name)
+        same(weight, stored)
+        assert (key in state[i]) == kept
+        if kept:
+            same(state[i][key], extra.reshape(state[i][key].shape))
+            full = ops.join(weight.contiguous(), state[i][key], format)
+            assert (full - p).abs().max() < 1e-3 * p.abs().max()
+    assert torch.equal(got["model"]["norm.running_mean"], net.norm.running_mean)
+
+
+@pytest.mark.parametrize("format", ["bfloat16_split16", "bfloat16_kahan", "bfloat16_split8"])
+def test_as_to_master_free_does_it(tmp_path, format):
+    """The same weights and the same state beside them, bit for bit,
+    in a live model and optimizer.
+    """
+    net, content = checkpoint(norm=False)
+    got = convert(tmp_path, content, "lowbit", "--weights", format)
+
+    def make(params):
+        return lowbit.AdamW(params, param_format=format)
+
+    opt = lowbit.to_master_free(net, make)
+    same({**net.state_dict()}, {**got["model"]})
+    key = f"param_{format}"
+    live = {name: opt.state[p].get(key) for name, p in net.named_parameters()}
+    saved = got["optimizer"]["state"]
+    for i, extra in enumerate(live.values()):
+        if extra is None:
+            assert key not in saved[i]
+        else:
+            same(saved[i][key], extra)
+    other = Net(norm=False)
+    fresh = lowbit.to_master_free(other, make)
+    other.load_state_dict(got["model"])
+    fresh.load_state_dict(got["optimizer"])
+    full = lowbit.get_fp32_model_state_dict(other, fresh)
+    for name, p in trained(norm=False)[0].named_parameters():
+        assert (full[name] - p).abs().max() <= p.abs().max() * (
+            1e-6 if "16" in format[-2:] else 1e-4
+        )
+
+
+def test_random_bits_depend_on_the_seed(tmp_path):
+    _, content = checkpoint()
+    a, b, c = (
+        convert(tmp_path, content, "lowbit", "--weights", "bfloat16_stochastic", "--seed", seed)
+        for seed in (1, 1, 2)
+    )
+    same(a, b)
+    assert not torch.equal(a["model"]["up.weight"], c["model"]["up.weight"])
+
+
+def with_masters(dtype=torch.bfloat16):
+    net, opt = trained()
+    state = opt.state_dict()
+    for i, p in enumerate(net.parameters()):
+        state["state"][i]["master_param"] = p.detach().clone()
+    model = {k: v.to(dtype) if v.is_floating_point() else v for k, v in net.state_dict().items()}
+    return net, {"model": model, "optimizer": state}
+
+
+def test_masters_in_the_optimizer(tmp_path):
+    """Transformer Engine's FusedAdam and others."""
+    net, content = with_masters()
+    got = convert(tmp_path, content, "lowbit", "--weights", "bfloat16_split16")
+    for i, (name, p) in enumerate(net.named_parameters()):
+        state = got["optimizer"]["state"][i]
+        assert "master_param" not in state
+        if not name.startswith("norm."):
+            full = ops.join(
+                got["model"][name].contiguous(), state["param_bfloat16_split16"], "bfloat16_split16"
+            )
+            assert (full - p).abs().max() <= p.abs().max() * 2e-7
+
+
+def test_lists_of_masters(tmp_path):
+    """Apex's FP16_Optimizer, whose lists are in the order of the groups."""
+    net, content = with_masters()
+    masters = [s.pop("master_param") for s in content["optimizer"]["state"].values()]
+    content["fp16"] = {"fp32_from_fp16": [masters], "overflow": False}
+    got = convert(tmp_path, content, "lowbit", "--weights", "bfloat16_kahan")
+    assert "fp32_from_fp16" not in got["fp16"]
+    for name, p in net.named_parameters():
+        if not name.startswith("norm."):
+            same(got["model"][name], p.detach().to(torch.bfloat16))
+
+
+def test_flat_formats_need_no_optimizer(tmp_path):
+    net, _ = checkpoint()
+    torch.save(net.state_dict(), tmp_path / "in.pt")
+
+    run("convert", tmp_path / "in.pt", tmp_path / "out.pt", "--weights", "bfloat16", "--quiet")
+    got = torch.load(tmp_path / "out.pt")
+    same(got["up.weight"], net.up.weight.detach().to(torch.bfloat16))
+    assert got["norm.weight"].dtype == got["norm.running_var"].dtype == torch.float32
+    run("convert", tmp_path / "in.pt", tmp_path / "no.pt", "--weights", "bfloat16_kahan", code=3)
+
+
+def numbered(content):
+    del content["optimizer"]["param_groups"][0]["param_names"]
+
+
+def other_shape(content):
+    content["optimizer"]["state"][0]["master_param"] = torch.zeros(3)
+
+
+def not_float32(content):
+    content["optimizer"]["state"][0]["master_param"] = torch.zeros(96, 48, dtype=torch.float16)
+
+
+def no_weight(content):
+    del content["model"]["up.weight"]
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (numbered, "does not tell its name"),
+        (other_shape, "has the shape [3]"),
+        (not_float32, "is no float32 tensor"),
+        (no_weight, "has no weight up.weight"),
+    ],
+)
+def test_masters_whose_weight_cannot_be_told(tmp_path, change, message):
+    _, content = with_masters()
+    change(content)
+    assert message in convert(tmp_path, content, "lowbit", "--weights", "bfloat16", code=3)
+
+
+def test_what_is_refused(tmp_path):
+    _, content = checkpoint()
+    assert "the formats are bfloat16" in convert(
+        tmp_path, content, "lowbit", "--weights", "bf16", code=2
+    )
+    error = convert(tmp_path, content, "torch", "--weights", "bfloat16_kahan", code=3)
+    assert "torch cannot store the compensation" in error
+    numbered(content)
+    error = convert(tmp_path, content, "lowbit", "--weights", "bfloat16_split8", code=3)
+    assert "only their numbers" in error
+    done = convert(tmp_path, content, "lowbit", "--weights", "bfloat16")
+    assert done["model"]["up.weight"].dtype == torch.bfloat16

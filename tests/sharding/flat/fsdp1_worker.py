@@ -1,0 +1,167 @@
+"""What a rank does in test_fsdp1.py."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
+from torch.distributed.fsdp import FullyShardedDataParallel
+
+import lowbit
+from tests.support.digests import digest
+
+CPU = torch.device("cpu")
+
+
+class Words(nn.Module):
+    """An embedding, a layer, a head that is known by its name alone,
+    or is the embedding once more.
+    """
+
+    def __init__(self, tied: bool) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.words, self.layer = nn.Embedding(100, 64), nn.Linear(64, 96)
+        self.lm_head, self.last = nn.Linear(96, 70), nn.Linear(70, 64)
+        if tied:
+            self.again = nn.Linear(64, 100, bias=False)
+            self.again.weight = self.words.weight
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        return self.last(self.lm_head(self.layer(self.words(ids))))
+
+
+def wide(kind: str, tied: bool) -> list[str]:
+    """The names of parameters with full-precision state."""
+    model: nn.Module = Words(tied)
+    orig = kind == "orig"
+    if kind == "checkpoint_wrapper":
+        model.lm_head = checkpoint_wrapper(model.lm_head)
+    elif kind != "plain":
+        if kind != "one_flat":
+            for name in ("layer", "lm_head"):
+                part = getattr(model, name)
+                setattr(
+                    model, name, FullyShardedDataParallel(part, use_orig_params=orig, device_id=CPU)
+                )
+        model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
+    opt = lowbit.AdamW(lowbit.param_groups(model, embeddings="float32", heads="float32", lr=1e-2))
+    lowbit.fsdp1.bind(model, opt)
+    laid_out = {p: lay for _, p, lay in opt.laid_out()}
+    found = []
+    for _, p, name, _ in opt.members():
+        assert name is not None
+        if not any(slot.coded for slot in laid_out[p].slots):
+            found.append(lowbit.config.overrides.clean_name(name))
+    return sorted(found)
+
+
+def wrapped_later(bound: bool, what: str) -> str:
+    """A step, or the state dict, of an optimizer that was built before FSDP1 took its
+    parameters.
+    """
+    model = Words(False)
+    opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, seed=3)
+    sharded = FullyShardedDataParallel(model, use_orig_params=True, device_id=CPU)
+    try:
+        if bound:
+            lowbit.fsdp1.bind(sharded, opt)
+        sharded(torch.arange(9)).square().sum().backward()
+        opt.step() if what == "step" else opt.state_dict()
+    except ValueError as error:
+        return str(error)
+    return "done"
+
+
+def stepped_before() -> str:
+    model = Words(False)
+    opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2, seed=3)
+    model(torch.arange(9)).square().sum().backward()
+    opt.step()
+    sharded = FullyShardedDataParallel(model, use_orig_params=True, device_id=CPU)
+    try:
+        lowbit.fsdp1.bind(sharded, opt)
+    except RuntimeError as error:
+        return str(error)
+    return "bound"
+
+
+def not_sharded(orig: bool) -> bool:
+    """FSDP1 on one rank leaves parameters whole,
+    and torch's functions want moments of their shape.
+    """
+    torch.manual_seed(0)
+    model = FullyShardedDataParallel(Words(False), use_orig_params=orig, device_id=CPU)
+    opts = []
+    for _ in range(2):
+        opts.append(lowbit.AdamW(lowbit.param_groups(model), lr=1e-2))
+        lowbit.fsdp1.bind(model, opts[-1], export="fp32")
+    model(torch.arange(9)).square().sum().backward()
+    opts[0].step()
+    saved = FullyShardedDataParallel.optim_state_dict(model, opts[0])
+    assert saved["state"]["layer.weight"]["exp_avg"].shape == (96, 64)
+    opts[1].load_state_dict(
+        FullyShardedDataParallel.optim_state_dict_to_load(model, opts[1], saved)
+    )
+    return digest(opts[0], 1) == digest(opts[1], 1)
+
+
+def bound_twice() -> list[str]:
+    """A second `bind` takes the place of the first: state that was exported is loaded, and what
+    other groups get is said.
+    """
+    model = FullyShardedDataParallel(Words(False), use_orig_params=True, device_id=CPU)
+    opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2)
+    for _ in range(2):
+        lowbit.fsdp1.bind(model, opt, export="fp32")
+    model(torch.arange(9)).square().sum().backward()
+    opt.step()
+    before = digest(opt, 1)
+    opt.load_state_dict(opt.state_dict())
+    assert digest(opt, 1) == before
+    lowbit.fsdp1.bind(model, opt)
+    assert any("stream" in value for value in opt.state_dict()["state"].values())
+    said = []
+    state = lowbit.fsdp1.get_state_dict(opt)
+    state["param_groups"].append(state["param_groups"][0])
+    try:
+        lowbit.fsdp1.set_state_dict(opt, state)
+    except ValueError as error:
+        said.append(str(error))
+    return said
+
+
+def flattened_away() -> str:
+    model = Words(False)
+    opt = lowbit.AdamW(model.named_parameters())
+    sharded = FullyShardedDataParallel(model, use_orig_params=False, device_id=CPU)
+    try:
+        lowbit.fsdp1.bind(sharded, opt)
+    except ValueError as error:
+        return str(error)
+    return "bound"
+
+
+def muon(when: str, orig: bool) -> str:
+    """What Muon says of FSDP1's flat shards: to its groups, when it is built,
+    or in the first step of one that is older.
+    """
+    model = Words(False)
+    opt = lowbit.MuonWithAdamW(lowbit.muon_param_groups(model)) if when == "step" else None
+    sharded = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
+    try:
+        if when == "groups":
+            lowbit.muon_param_groups(sharded)
+        elif when == "built":
+            lowbit.Muon(sharded.parameters())
+        elif when == "added":
+            weight = nn.Parameter(torch.zeros(8, 8))
+            opt = lowbit.Muon([weight])
+            opt.add_param_group({"params": list(sharded.parameters())})
+        else:
+            sharded(torch.arange(9)).square().sum().backward()
+            assert opt is not None
+            opt.step()
+    except ValueError as error:
+        return str(error)
+    return "done"

@@ -1,0 +1,95 @@
+"""FSDP1: optimizers that are built before and after it,
+and groups that know module types whatever it has flattened.
+"""
+
+import pytest
+import torch
+
+from lowbit import sharding
+from lowbit.step.flat_shards import FlatShardReducer
+from tests.sharding.flat import fsdp1_worker
+from tests.sharding.flat.fsdp1_worker import wide
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("kind", ["orig", "flat", "one_flat"])
+def test_param_groups_keeps_the_same_state_wide(pool, kind, tied):
+    plain = wide("plain", tied)
+    assert {"words.weight", "lm_head.weight"} <= set(plain) and "layer.weight" not in plain
+    assert pool.run(2, fsdp1_worker.wide, kind, tied) == [plain, plain]
+
+
+def test_param_groups_finds_a_head_in_a_wrapper():
+    assert wide("checkpoint_wrapper", False) == wide("plain", False)
+
+
+@pytest.mark.parametrize("what", ["step", "state_dict"])
+def test_an_optimizer_that_is_older_than_fsdp1_is_refused_until_it_is_bound(pool, what):
+    for message in pool.run(2, fsdp1_worker.wrapped_later, False, what):
+        assert "flat shard of FSDP1" in message and "lowbit.fsdp1.bind(model, opt)" in message
+    assert pool.run(2, fsdp1_worker.wrapped_later, True, what) == ["done", "done"]
+
+
+def test_an_optimizer_of_what_fsdp1_has_flattened_away_is_refused(pool):
+    """use_orig_params=False puts one parameter in the place of many: the old ones would never
+    train.
+    """
+    for message in pool.run(2, fsdp1_worker.flattened_away):
+        assert "none of the optimizer's 7 parameters is in this model" in message
+        assert "build the optimizer from the wrapped model" in message
+
+
+def test_an_optimizer_that_was_stepped_before_fsdp1_is_not_bound(pool):
+    for message in pool.run(2, fsdp1_worker.stepped_before):
+        assert "became flat shards after the optimizer had been stepped" in message
+
+
+@pytest.mark.parametrize(
+    "when, orig",
+    [
+        ("groups", True),
+        ("groups", False),
+        ("built", True),
+        ("built", False),
+        ("added", True),
+        ("step", True),
+    ],
+)
+def test_muon_is_refused_under_fsdp1(pool, when, orig):
+    """Before anything is changed, and with what to use."""
+    for message in pool.run(2, fsdp1_worker.muon, when, orig):
+        assert "FSDP1" in message and "Muon needs whole matrices; use fully_shard" in message
+
+
+@pytest.mark.parametrize("orig", [True, False])
+def test_the_float32_view_of_what_one_rank_has_whole(pool, orig):
+    assert all(pool.run(1, fsdp1_worker.not_sharded, orig))
+
+
+def test_binding_again_takes_the_place_of_the_call_before(pool):
+    for messages in pool.run(2, fsdp1_worker.bound_twice):
+        assert len(messages) == 1 and "has 3 parameter groups and the optimizer 2" in messages[0]
+
+
+def test_what_holders_agree_on_lies_where_the_parameters_do():
+    """NCCL reduces nothing on the CPU."""
+    owner = torch.empty(8, device="meta")
+    piece = sharding.FlatShard(
+        owner, "weight", (2, 4), sharding.Flat("group", 0, 2), [(0, 8), (0, 0)], 0, False
+    )
+    reducer = FlatShardReducer([(piece, None)])
+    shared = reducer.begin(0)
+    assert [(v.device.type, op) for v, _, op in shared.wanted()] == [("meta", "max")]
+
+
+def test_a_step_that_raised_is_no_part_of_the_next():
+    piece = sharding.FlatShard(
+        torch.empty(8), "weight", (2, 4), sharding.Flat("group", 0, 2), [(0, 8), (0, 0)], 0, False
+    )
+    reducer = FlatShardReducer([(piece, None)])
+    reducer.steps(piece)
+    reducer.start()
+    ((vector, _, _),) = reducer.begin(0).wanted()
+    assert vector.tolist() == [0]
