@@ -12,7 +12,7 @@ try:
 except ImportError:  # a machine with a GPU may have none, and no test that needs it
     pass
 else:
-    # Every run looks at the same examples: what passed passes again. Others are drawn by pytest
+    # Every run draws the same examples: what passed passes again. Others are drawn by pytest
     # --hypothesis-profile=default, the option's word being the last.
     hypothesis.settings.register_profile(
         "same",

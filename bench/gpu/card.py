@@ -1,7 +1,7 @@
 """What one GPU shows beside bench.speed.step: kernels of a step, the bus, Muon, and training.
 
 python -m bench.gpu.card kernels muon              some measurements, as tables in Markdown
-python -m bench.gpu.card --json FILE bus           also as JSON, written anew after each table
+python -m bench.gpu.card --json FILE bus           also as JSON, rewritten after each table
 python -m bench.gpu.card --device cpu --tiny       all of them in seconds, for a rehearsal
 python -m bench.gpu.card profiled                  one step of each kernel that ncu is to see
 """

@@ -10,7 +10,7 @@
 The body has 8-bit state, all weights are bfloat16 with stochastic rounding, and only the state of
 the embedding, of the head, or of the matrix that is both differs. All runs of a seed begin with
 the same weights and see the same batches. Each finished run is a line of
-bench/results/quality_embeddings.jsonl; one that is cut off begins anew, as it takes a minute.
+bench/results/quality_embeddings.jsonl; an interrupted one starts over, as it takes a minute.
 
 Words are those of Python files that are on every machine: the standard library's from scratch, and
 those of torch's own modules for fine-tuning a model that was trained on the former.

@@ -21,10 +21,10 @@ import lowbit
 
 WAYS = {
     "the same gradients": lambda ps, kept: None,
-    "gradients anew, at the same addresses": lambda ps, kept: give(
+    "new gradients at the same addresses": lambda ps, kept: give(
         ps, [g.view_as(g) for g in kept[0]]
     ),
-    "gradients anew, at other addresses": lambda ps, kept: give(ps, swapped(kept)),
+    "new gradients at other addresses": lambda ps, kept: give(ps, swapped(kept)),
 }
 
 

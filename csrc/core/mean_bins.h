@@ -23,7 +23,7 @@
 // not depend on the ranks.
 //
 // The method is that of Demmel and Nguyen, "Parallel Reproducible Summation", IEEE Transactions on
-// Computers 64(7), 2015, with integers in the place of floats.
+// Computers 64(7), 2015, with integers instead of floats.
 #pragma once
 
 #include <cstdint>

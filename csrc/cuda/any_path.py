@@ -209,7 +209,7 @@ def named(what: str, loops: list[Loop], names: Sequence[str]) -> dict[str, Loop]
     """Loops by what they are for, in the order of the registry."""
     if len(loops) != len(names):
         raise Unexpected(
-            f"step_any has {len(loops)} {what}, not {len(names)}: its code is laid out anew, so "
+            f"step_any has {len(loops)} {what}, not {len(names)}: its code has changed, so "
             "any_path.py must learn it"
         )
     return dict(zip(names, loops, strict=True))

@@ -6,7 +6,7 @@
 //             writes another one.
 //   graphs    A captured step uses the table of the step before, on whatever stream: a graph runs
 //             behind what the warm-up steps did to the state. The graph keeps the memory, since the
-//             optimizer may let go of it first. Without a table from before, the graph writes one of
+//             optimizer may free it first. Without a table from before, the graph writes one of
 //             its own in each run.
 //   contents  What a table holds is the same for all steps; what `prepare` adds belongs to one step,
 //             and steps follow one another as their state makes them do.

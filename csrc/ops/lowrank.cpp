@@ -1,5 +1,5 @@
-// Reception of low-rank steps: the passes of cpu/lowrank.h over one parameter (what is here of it),
-// each checked and cut among threads. lowbit/step/lowrank.py drives them and reduces over ranks between.
+// Reception of low-rank steps: the passes of cpu/lowrank.h over the local shard of one
+// parameter, each checked and cut among threads. lowbit/step/lowrank.py drives them and reduces over ranks between.
 #include <cmath>
 #include <mutex>
 #include <string>

@@ -69,7 +69,7 @@ void step_discard(int64_t id) {
 }
 
 /// Gives the jobs the parameters and gradients of the step to come, and keeps those. Returns false,
-/// keeping nothing, where any tensor is not as it was: the jobs must then be made anew.
+/// keeping nothing, where any tensor has changed: the jobs must then be prepared again.
 bool step_take(int64_t id, Tensors params, Tensors grads) {
   const std::shared_ptr<PreparedStep> p = find(id);
   p->let_go();

@@ -32,7 +32,7 @@ _CURES: list[tuple[tuple[type, ...], str]] = [
     ),
     (
         (nn.modules.batchnorm._BatchNorm,),
-        "its statistics are those of the local batch: use a norm that looks at one sample alone",
+        "its statistics are those of the local batch: use a norm over each sample alone",
     ),
     (
         (nn.RNNBase,),

@@ -23,7 +23,7 @@ _KEYS = {"bfloat16_stochastic": "average_bfloat16", "float32": "average_float32"
 
 
 class EMA:
-    """An exponential moving average of weights, in the place of
+    """An exponential moving average of weights, a replacement for
     `torch.optim.swa_utils.AveragedModel`.
 
     An average in bfloat16 that is rounded to nearest stands still: with decay 0.999 it loses every

@@ -159,7 +159,7 @@ def _total(moment: Moment) -> int:
 
 @contextlib.contextmanager
 def _flash() -> Iterator[None]:
-    """Puts the flash kernel in the place of the function that would choose it on a device.
+    """Replaces the function that would choose the flash kernel on a device by that kernel.
 
     A mode would not do: autograd leaves it in the backward pass, where layers are computed again.
     """

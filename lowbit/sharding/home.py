@@ -2,7 +2,7 @@
 cut along another dimension.
 
 Codes lie in rows of all elements of an index of dimension 0, so no placement of theirs follows
-dimension 2. Their home has dimension 0 cut in its place, or dimension 1, by the same ranks. In a
+dimension 2. Their home has dimension 0 cut instead, or dimension 1, by the same ranks. In a
 step the parameter's parts go there and come back, by one all-to-all each way over the ranks of the
 mesh dimension that differs.
 """
@@ -131,7 +131,7 @@ def homes(p: Any) -> Iterator[Home]:
     the same on every rank.
 
     One mesh dimension moves: that which cuts a dimension beyond the second, or else that which cuts
-    the second. It cuts dimension 0 in its place if that has an index for each of the ranks that
+    the second. It cuts dimension 0 instead if that has an index for each of the ranks that
     share it. Otherwise dimension 1, if it can be cut in equal parts, comes before dimension 0, of
     which some ranks then have nothing.
     """

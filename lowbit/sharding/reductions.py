@@ -12,7 +12,7 @@ from lowbit.sharding.collective import average_over
 
 
 class UnitAddends:
-    """What FSDP2 calls in the place of a reduce-scatter: it exchanges addends and adds nothing.
+    """What FSDP2 calls instead of a reduce-scatter: it exchanges addends and adds nothing.
 
     FSDP2 then runs the hooks of the unit's parameters in the order of their gradients. Each takes
     the rows of its own parameter.
@@ -69,7 +69,7 @@ class UnitAddends:
 
 class Unit:
     """One or several modules that `fully_shard` was called on together, whose addends are exchanged
-    in the place of their reduction.
+    instead of reduced.
     """
 
     def __init__(self, module: Any) -> None:
@@ -110,7 +110,7 @@ class Unit:
         self._trained = [p.requires_grad for p, _ in self.params]
 
     def begin(self, exchange: Callable[[Tensor, Any], Tensor]) -> None:
-        """Puts `exchange(rows, group)` in the place of the reduction."""
+        """Replaces the reduction by `exchange(rows, group)`."""
         if not self.groups:
             return
         group = self._group
@@ -199,7 +199,7 @@ BucketHook = Callable[[Any], Tensor]
 
 
 def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
-    """Calls `hook` with each bucket of a DistributedDataParallel in the place of its all-reduce.
+    """Calls `hook` with each bucket of a DistributedDataParallel instead of its all-reduce.
 
     The hook returns the bucket's flat gradient. torch cannot unregister a communication hook; once
     it is removed, buckets are averaged as without one.
@@ -256,7 +256,7 @@ FlatHook = Callable[[FlatUnit, Tensor, Tensor], None]
 
 
 def hook_flat_gradients(model: nn.Module, units: Sequence[FlatUnit], hook: FlatHook) -> None:
-    """Calls `hook(unit, gradient, shard)` in the place of FSDP1's reduce-scatter, for each of the
+    """Calls `hook(unit, gradient, shard)` instead of FSDP1's reduce-scatter, for each of the
     model's units.
 
     Without sharding (one rank, or NO_SHARD) the gradient is the shard. torch cannot unregister the

@@ -32,7 +32,7 @@ def _is_fsdp2(part: Any) -> bool:
 
 def reshard(module: Any) -> None:
     """Gives up the weights that FSDP2 has gathered and holds beyond a pass,
-    so that the next pass gathers them anew.
+    so that the next pass gathers them again.
     """
     for part in module.modules():
         if _is_fsdp2(part):

@@ -24,8 +24,7 @@ from lowbit.state.slot import Slot, StateTensor
 # Values that are dequantized and quantized at a time, where state comes from a checkpoint.
 PIECE = 4 << 20
 
-# Makes a parameter's state out of what the optimizer has: in place, into tensors of it that fit,
-# or anew.
+# Makes a parameter's state from the optimizer's: in place where its tensors fit, else in new ones.
 Converted = Callable[[Mapping[str, Tensor], bool], dict[str, Tensor]]
 
 

@@ -207,7 +207,7 @@ def test_a_result_has_everything_and_a_page(result):
 
 
 def test_what_was_measured_before_a_section_ended_is_kept(tmp_path, monkeypatch):
-    """On a machine that is there for minutes: of a bench that is killed,
+    """On a machine that is lent for minutes: of a bench that is killed,
     or of which a part fails.
     """
     file, seen = tmp_path / "out" / "x.json", []

@@ -11,7 +11,7 @@ def steps_during(work, times):
     """How often this thread runs, up to STEPS, while another one does `work(i)` for i < times,
     one after the other.
 
-    Work that keeps the GIL would not let go of it between two calls either.
+    Work that keeps the GIL would not release it between two calls either.
     """
     finished, seen = threading.Event(), 0
 

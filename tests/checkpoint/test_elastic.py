@@ -129,7 +129,7 @@ def test_what_is_passed_over(whole, tmp_path):
 
 
 def test_a_folder_that_cannot_be_listed_or_read_is_an_error(whole, tmp_path, monkeypatch):
-    """None would start a run anew, and an older step would be another answer than other ranks'."""
+    """Finding none would restart the run, and an older step would differ from other ranks'."""
     with pytest.raises(ValueError, match=r"s3://bucket/run.*local folders"):
         elastic.latest("s3://bucket/run")
     with pytest.raises(ValueError, match=r"memory://run.*local folders"):

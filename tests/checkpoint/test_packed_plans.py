@@ -136,7 +136,7 @@ def test_a_plan_for_another_rank_travels_whole():
     assert back is not mine and exactly(list(back), reads())
 
 
-def test_the_coordinators_own_plan_is_not_built_anew():
+def test_the_coordinators_own_plan_is_built_once():
     mine = sent(reads(), 0)
     assert pickle.loads(pickle.dumps(mine)) is mine
     assert pickle.loads(pickle.dumps(returned(mine, 0))) is mine

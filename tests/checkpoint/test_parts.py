@@ -196,7 +196,7 @@ def test_parts_of_different_reshards_do_not_mix(source, tmp_path):
         with pytest.raises(checkpoint.CheckpointError, match="another plan"):
             checkpoint.reshard(source, "out", **options)
     file = next((tmp_path / "source").glob("*.distcp"))
-    os.utime(file, (1, 1))  # the source was written anew meanwhile
+    os.utime(file, (1, 1))  # the source was rewritten meanwhile
     with pytest.raises(checkpoint.CheckpointError, match="the source has changed"):
         checkpoint.reshard(source, "out", world_size=6, part=(1, 4))
     with pytest.raises(checkpoint.CheckpointError, match="killed"):

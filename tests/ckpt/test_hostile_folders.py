@@ -89,7 +89,7 @@ def longer(path, chance):
 
 
 def other(path, chance):
-    """Another file of the folder, so a sound one, in its place."""
+    """Another file of the folder, so a sound one, instead of it."""
     near = [p for p in path.parents[1].rglob("*") if p.is_file() and p != path]
     path.write_bytes(chance.choice(near).read_bytes())
 

@@ -48,7 +48,7 @@ def converted(source, target, *options, to="torch", code=0):
 
 @pytest.mark.parametrize("name", ["plain_tp2", "reshardable_tp2"])
 def test_real_ones_convert_to_equal_numbers(golden, tmp_path, name):
-    """Moments, steps and settings; the float32 weights take the place of the bfloat16 ones."""
+    """Moments, steps and settings; the float32 weights replace the bfloat16 ones."""
     said = json.loads(run("inspect", golden / name, "--json").stdout)
     assert (said["dialect"], said["algorithm"], said["steps"]) == ("megatron", "adam", [3.0])
     run("verify", golden / name)

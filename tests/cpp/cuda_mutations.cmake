@@ -61,7 +61,7 @@ mutate(adam.cuh "the neighbour's bits" [=[random & 0xffffu]=] [=[random >> 16]=]
 mutate(prepare.cuh "the step before" [=[static_cast<uint32_t>(t)]=] [=[static_cast<uint32_t>(t - 1)]=])
 mutate(accumulate.cuh "the next group" [=[static_cast<uint64_t>(group)]=] [=[static_cast<uint64_t>(group + 1)]=])
 mutate(mean.cuh "the next row" [=[G::load(rows[row * sum.stride])]=] [=[G::load(rows[row * sum.n])]=])
-mutate(mean.cuh "words are begun anew" [=[sum.words != nullptr]=] [=[false]=])
+mutate(mean.cuh "words are cleared again" [=[sum.words != nullptr]=] [=[false]=])
 mutate(mean.cuh "rounded twice" [=[sizeof(Storage) < 4]=] [=[false]=])
 mutate(mean.cuh "a sum for a mean" [=[sum.divisor]=] [=[int64_t{1}]=])
 mutate(accumulate.cuh "a step's bits" [=[kAccumulateSlot]=] [=[uint64_t{0}]=])

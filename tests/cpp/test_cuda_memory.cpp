@@ -230,7 +230,7 @@ void test_hints() {
   for (int i : {0, 1, 2, 4}) given(blocks[static_cast<size_t>(i)]);
   given(other);
   fake.log.clear();
-  check(hints(100 * kMiB) == 0 && fake.log.empty(), "without blocks nothing is looked at");
+  check(hints(100 * kMiB) == 0 && fake.log.empty(), "without blocks nothing is asked");
 }
 
 /// More blocks than one call gives hints for: the round continues in the next calls, then ends.

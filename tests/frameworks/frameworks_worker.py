@@ -297,7 +297,7 @@ def through_lightning(kind: str, folder: pathlib.Path, resume: bool) -> dict[str
                     self.trainer.save_checkpoint(folder / "lightning.ckpt")
 
         def training_step(self, batch: int, number: int) -> torch.Tensor:
-            # loaders start anew where resumed
+            # a resumed loader starts from the beginning
             return loss_of(self.net, batch_of(self.global_step, rank()))
 
     class OnCPU(FSDPStrategy):

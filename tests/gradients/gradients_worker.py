@@ -417,7 +417,7 @@ def memory(ranks: int) -> Found:
     """Of FSDP2: what is above weights and state, with gradients dropped as they come (FSDP2's own
     floor), stepped in backward, and behind it.
 
-    One rank of two, over a process group that moves nothing: gloo's threads let go of what they
+    One rank of two, over a process group that moves nothing: gloo's threads free what they
     have reduced some time later, and the peak would be theirs.
     """
 

@@ -66,7 +66,7 @@ class Block(nn.Module):
 
 class Experts(nn.Module):
     """Four experts that all see every token, each where its rank has it;
-    in the place of a block.
+    they replace a block.
     """
 
     def __init__(self, mesh: DeviceMesh) -> None:

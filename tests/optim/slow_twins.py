@@ -263,14 +263,14 @@ def ademamix(p, g, s, t, h):
 
 
 def apollo_inner(p, g, s, t, h):
-    """Adam's direction itself, uncorrected, in the place of the parameter (arXiv:2412.05270)."""
+    """Adam's direction itself, uncorrected, instead of the parameter (arXiv:2412.05270)."""
     m = h["beta1"] * s[0] + (1 - h["beta1"]) * g
     v = h["beta2"] * s[1] + (1 - h["beta2"]) * g * g
     return m / (np.sqrt(v) + h["eps"]), [m, v]
 
 
 def apollo_adafactor(p, g, s, t, h):
-    """adafactor-8bit 0.1.9 in its subspace, in the place of the parameter;
+    """adafactor-8bit 0.1.9 in its subspace, instead of the parameter;
     a new projection forgets the second moment.
     """
     weight = 1 - h["beta2"] if h["beta2"] >= 0 else t ** h["beta2_decay"]
@@ -280,7 +280,7 @@ def apollo_adafactor(p, g, s, t, h):
 
 
 def muon_momentum(p, g, s, t, h):
-    """The update of torch.optim.Muon before it is orthogonalized, in the place of the parameter."""
+    """The update of torch.optim.Muon before it is orthogonalized, instead of the parameter."""
     m = h["momentum"] * s[0] + (1 - h["momentum"]) * g
     return h["momentum"] * m + (1 - h["momentum"]) * g if h["nesterov"] else m, [m]
 
@@ -314,7 +314,7 @@ def cautious(plain, *, decoupled):
     return twin
 
 
-# In the place of the parameter.
+# Instead of the parameter.
 WRITES_UPDATES = ("apollo_inner", "apollo_adafactor", "muon_momentum")
 
 REFERENCE = {

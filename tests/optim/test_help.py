@@ -114,8 +114,7 @@ def test_mypy_finds_wrong_arguments(tmp_path):
     if importlib.util.find_spec("mypy") is None:
         pytest.skip("needs mypy: pip install -e .[dev]")
     (tmp_path / "program.py").write_text(PROGRAM)
-    # The settings of pyproject.toml,
-    # so that the modules that `make lint` has looked at are not looked at again.
+    # The settings of pyproject.toml, so that mypy's cache of `make lint` is used.
     config = tmp_path / "mypy.ini"
     strict = (
         "disallow_any_generics",

@@ -36,7 +36,7 @@ def test_files_say_themselves_that_they_are_slow():
         if path.name != "test_repository.py":
             assert bool(named) == bool(said[path.name]) or "frameworks" in path.parts, path.name
     took = json.loads(selection.DURATIONS.read_text())
-    assert set(took) <= set(said), "make test MARK= with LOWBIT_DURATIONS=1 records them anew"
+    assert set(took) <= set(said), "make test MARK= with LOWBIT_DURATIONS=1 records them again"
 
 
 def python_files():

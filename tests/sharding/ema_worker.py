@@ -229,8 +229,8 @@ def stepping(model: nn.Module, mode: str):
 
 
 def apart(mode: str, folder: str, act: str) -> list[dict[str, str]]:
-    """Digests of what is here of the averages and of the weights within `average_parameters`, after
-    more updates; `act`: "save" or "load" half-way.
+    """Digests of the local shards of the averages and of the weights within `average_parameters`,
+    after more updates; `act`: "save" or "load" half-way.
     """
     model = units(mode)
     take = stepping(model, mode) if "built first" not in mode else None

@@ -78,7 +78,7 @@ class Run:
         return found
 
 
-# By rule what is here half way and in the end, and the norms of the steps between.
+# By rule the local state half way and in the end, and the norms of the steps between.
 Found = dict[str, tuple[Digests, Digests, list[float]]]
 
 

@@ -151,7 +151,7 @@ def backward(model: nn.Module, ids: torch.Tensor) -> None:
 
 def real(wrapper: str, clip: str = "") -> list[str]:
     """What is not equal after training; but for the streams of random bits, which
-    ZeroRedundancyOptimizer numbers anew.
+    ZeroRedundancyOptimizer renumbers.
     """
     kind = "mixed" if "mixed" in wrapper else "no_sync" if "no_sync" in wrapper else "plain"
     rule = next(rule for rule in RULES if rule in wrapper)

@@ -195,9 +195,7 @@ def kept_of(model: nn.Module, opt) -> Kept:
 
 
 def unequal(opt, want: Kept, without: tuple[str, ...] = ()) -> list[str]:
-    """The parameters of which what is here are not the bytes that one process has there: weight,
-    or state.
-    """
+    """The parameters whose local shard of weight or state has not the bytes of one process."""
     state = fsdp1.get_state_dict(opt)["state"]
     members = {name_of(p, name): p for _, p, name, _ in opt.members()}
     wrong = {f"{name} is missing" for name in want.keys() - members.keys()}

@@ -1,5 +1,5 @@
-"""A run that is disturbed at random, beside one that is not: after each disturbance the checkpoint
-that is there must have the bytes of the undisturbed run at its step.
+"""A run that is disturbed at random, beside one that is not: after each disturbance the last
+checkpoint must have the bytes of the undisturbed run at its step.
 
     python -m tests.soak --minutes 60 --log build/soak.log
 

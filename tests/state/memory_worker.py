@@ -46,7 +46,7 @@ def peak_rss(run):
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # or what was freed before is taken again, unseen
     before = rss("VmRSS")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     run()
     return rss("VmHWM") - before
 

@@ -154,8 +154,8 @@ def test_load_state_dict_holds_the_dict_and_no_third_copy(saved):
 
 
 def test_state_dicts_can_be_swapped():
-    """What is here is dropped and not written over: a state dict that another optimizer handed out
-    keeps its numbers.
+    """The optimizer's own state is dropped and not overwritten: a state dict that another optimizer
+    handed out keeps its numbers.
     """
     made = []
     for steps in (1, 3):

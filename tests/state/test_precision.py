@@ -309,7 +309,7 @@ def test_sharded_models_are_converted_and_stay_sharded(one_rank):
 
 
 def test_new_memory_is_not_taken_for_correction_bits(monkeypatch):
-    """State that is made anew holds anything before it is filled: only bits that the optimizer had
+    """Newly allocated state holds anything before it is filled: only bits that the optimizer had
     are warned of.
     """
     p = nn.Parameter(torch.ones(64, 96, dtype=torch.bfloat16))

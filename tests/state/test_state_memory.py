@@ -225,7 +225,7 @@ def test_checkpoints_are_the_same_bytes(outside):
 
 
 def test_loading_goes_on_from_one_to_the_other(outside):
-    """Either way round, from a state dict, and from a file into the state that is there."""
+    """Either way round, from a state dict, and from a file into existing state."""
     goal = content(*trained(4))
     for before, after in (("device", "pinned"), ("pinned", "device"), ("managed", "pinned")):
         of, opt = trained(2, state_memory=before)

@@ -42,8 +42,7 @@ Status run(ReshardArguments& given) {
              counted(number("values"), "value"), size_text(number("bytes")),
              write.part ? " in the whole target" : "");
   if (write.part && !given.options.dry_run) print_part(report);
-  if (given.options.dry_run)
-    fmt::print("{} would be cut anew\n", counted(number("recut"), "tensor"));
+  if (given.options.dry_run) fmt::print("{} would be recut\n", counted(number("recut"), "tensor"));
   return fine();
 }
 

@@ -30,7 +30,7 @@ class MappedFile {
     return window_ != nullptr && begin_ <= offset && offset + bytes <= end_;
   }
   const std::shared_ptr<const File>& file() const { return file_; }
-  /// Lets go of the window if the file no longer has all of it.
+  /// Unmaps the window if the file no longer has all of it.
   void drop_if_shorter();
 
  private:

@@ -79,7 +79,7 @@ Result<std::shared_ptr<SharedDirectory>> SharedDirectory::open(
     return usage(
         printable(path) +
         " exists: if all parts of this reshard have run, it is complete (lowbit-ckpt verify "
-        "tells). Parts replace nothing: to write it anew, remove it first");
+        "tells). Parts replace nothing: to write it again, remove it first");
   }
   RETURN_IF_ERROR(NewDirectory::check(path, false, NewDirectory::Kind::kDcp, sources));
   RETURN_IF_ERROR(out->begin(plan, sources));
@@ -202,7 +202,7 @@ Status SharedDirectory::complete(uint64_t number, const std::string& said) {
 }
 
 Status SharedDirectory::check_file(const std::string& name, uint64_t bytes) {
-  // Opened, since a network's file system may know an older size of a file that it only looks at.
+  // Opened, since a network's file system may report an older size of a file that is not opened.
   const int fd =
       ::open((checkpoint_ + "/" + name).c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
   const std::string why = reason();

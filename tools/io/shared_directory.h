@@ -45,7 +45,7 @@ class SharedDirectory {
   Status complete(uint64_t number, const std::string& said);
   /// An error if a file of a complete part is missing, or has fewer bytes.
   Status check_file(const std::string& name, uint64_t bytes);
-  /// The error where what every part says is not what there is.
+  /// The error where the folder has something else than every part says.
   Error incomplete(const std::string& what) const;
   /// Adds a file that says the same whoever writes it.
   Status add(const std::string& name, const std::function<Status(Output&)>& write);
@@ -69,7 +69,7 @@ class SharedDirectory {
   Result<NewPart> make(const std::string& name);
   /// Whether another part has published; it removes the folder then.
   bool see_published();
-  /// A small file, whole or not at all; `replace`: false keeps one that is there.
+  /// Writes a small file, whole or not at all; `replace`: false keeps an existing one.
   Status put(const std::string& name, const std::string& content, bool replace);
 
   std::string path_, folder_, checkpoint_;

@@ -20,7 +20,7 @@ struct StoreEntry {
   std::string name;
   PathKind kind = PathKind::kMissing;  // or kFile, kFolder
   uint64_t size = 0;
-  std::string version;  // another one tells that the object was written anew; "" where none is told
+  std::string version;  // another one tells that the object was rewritten; "" where none is told
 };
 
 /// A URL of a store. Names are those of entries below it, "" is the URL itself. All functions are

@@ -245,7 +245,7 @@ class Unfolder {
     const bool coded = p_.is(content, Kind::kCall) && p_.global(content)->name == "encode" &&
                        p_.text(p_.item(p_.item(content, 1), 1)) == "latin1";
     if (!none && !coded && !p_.is(content, Kind::kBytes)) return opaque(id, name);
-    // As text in latin-1, a byte takes one or two. What is looked at counts, whatever comes of it.
+    // As text in latin-1, a byte takes one or two. Whatever is inspected counts, with or without a result.
     const uint64_t length = none ? 0 : p_.text(text_of(content)).size();
     const bool fits =
         coded ? length >= found->bytes && length <= 2 * found->bytes : length == found->bytes;

@@ -29,7 +29,7 @@ void for_edges(const Pickle& p, const Given& given, const Use& use) {
 }  // namespace
 
 std::vector<bool> tensor_holders(const Pickle& p, const Given& given) {
-  // From the tensors up, so that each node is looked at once and a circle ends.
+  // From the tensors up, so that each node is visited once and a circle ends.
   std::vector<uint32_t> start(p.nodes.size() + 1);  // of a node's holders
   for_edges(p, given, [&](NodeId, NodeId held) { ++start[held + 1]; });
   for (size_t i = 1; i < start.size(); ++i) start[i] += start[i - 1];

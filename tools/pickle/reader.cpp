@@ -146,8 +146,8 @@ class PickleReader {
     if (std::find(out_.notes.begin(), out_.notes.end(), what) == out_.notes.end())
       out_.notes.emplace_back(what);
   }
-  /// An object of an unknown class, or what an unknown function gives: called by its name. Of its
-  /// arguments and its state nothing is looked at but whether they hold tensors.
+  /// An object of an unknown class, or what an unknown function gives: called by its name. Its
+  /// arguments and its state are only searched for tensors.
   Status call_unknown(NodeId callable, NodeId arguments) {
     const uint64_t number = out_.nodes[callable].data;
     const std::string_view all = out_.unknown[number];

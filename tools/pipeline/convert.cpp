@@ -286,7 +286,7 @@ Status make_target(Conversion& at, const ConvertOptions& options) {
     at.out.manifest = at.document->manifest;
     RETURN_IF_ERROR(check_paths(at.out));
   }
-  // Its weights are read too: what is written must not take its place.
+  // Its weights are read too: the target must not replace it.
   if (at.document->model != nullptr) at.out.others.push_back(at.document->model->manifest);
   return fine();
 }

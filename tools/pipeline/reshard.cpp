@@ -78,7 +78,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
                        "be told");
   if (report.requantized > 0)
     warnings.push_back(std::to_string(report.requantized) +
-                       " chunks were made anew, because a cut falls inside their blocks");
+                       " chunks were requantized, because a cut falls inside their blocks");
   Json out{{"source", printable(source)},
            {"target", printable(target)},
            {"dry_run", options.dry_run},

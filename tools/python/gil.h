@@ -1,4 +1,4 @@
-// Python's lock, let go of and taken.
+// Releases and takes Python's lock.
 #pragma once
 
 #include "python/object.h"
@@ -17,7 +17,7 @@ class Released {
   PyThreadState* state_;
 };
 
-/// While it lives, this thread may touch objects; it had let go of the lock, or never had it.
+/// While it lives, this thread may touch objects; it had released the lock, or never had it.
 class Held {
  public:
   Held() : state_(PyGILState_Ensure()) {}

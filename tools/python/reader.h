@@ -37,7 +37,7 @@ class Reader {
   /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...], place), ...], "values": [(name,
   /// path, place), ...], "has_paths"}, of a directory. A place is one in the metadata's order.
   Object layout() const;
-  /// A value as torch.save writes it: made anew, of what was understood (dcp/value_archive.h).
+  /// A value as torch.save writes it: serialized again from what was understood (dcp/value_archive.h).
   /// `verify`: an error where its digest is not the one in lowbit.json.
   Object value_item(const std::string& name, bool verify);
   struct Want {

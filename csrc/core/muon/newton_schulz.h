@@ -31,7 +31,7 @@ LB_HD uint16_t orthogonal_value(float x) {
   return static_cast<uint16_t>((bfloat16_nearest_word(x) & ~small) >> 16);
 }
 
-/// An output of a product from its chain, its place in the other operand, and the factors of both.
+/// An output of a product from its chain, the other operand's value there, and the factors of both.
 LB_HD uint16_t product_value(float sum, uint16_t self, float alpha, float beta) {
   return orthogonal_value(beta * bfloat16_to_float(self) + alpha * sum);
 }

@@ -6,7 +6,7 @@
 //   AdamW:  p = p * (1 - lr * weight_decay)
 //   m  = m + (g - m) * (1 - beta1)
 //   v  = v * beta2 + g^2 * (1 - beta2)
-//   AMSGrad:  u = u max v,  and u in the place of v below
+//   AMSGrad:  u = u max v,  and u instead of v below
 //   p  = p - lr / (1 - beta1^t) * m / (sqrt(v) / sqrt(1 - beta2^t) + eps)
 //
 // in float32, each operation rounded once and never fused, with factors that are constant over the

@@ -59,8 +59,9 @@ class Reader(Storage, StorageReader):
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
     Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and
-    io.BytesIO in it, and written anew for torch's planner, which unpickles them: nothing of the
-    file reaches it. They are verified too: by their digest in lowbit.json, else by their CRC-32.
+    io.BytesIO in it, and serialized again for torch's planner, which unpickles them: none of
+    the file reaches it. They are verified too: by their digest in lowbit.json, else by their
+    CRC-32.
     Any other value is refused by name, if the state dict asks for it.
 
     What several ranks need, a replicated tensor or a shard of HSDP, one of them reads, and the

@@ -16,7 +16,7 @@ from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.storage.rank_digests import first_difference, flattened
 
 _GROUPS, _STATE = "param_groups", "state"
-_TENSORS = 8  # that are looked at, and values of each
+_TENSORS = 8  # sampled, and values of each
 _VALUES = 64
 
 # (name, offsets of this rank's part) -> digest of some of its values

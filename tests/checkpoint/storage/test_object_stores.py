@@ -459,7 +459,7 @@ def test_state_loads_into_an_optimizer(saved, store):
 
 
 def test_threads_read_at_once(store, tmp_path):
-    """Each request lets go of the GIL; nothing waits for itself."""
+    """Each request releases the GIL; nothing waits for itself."""
     dcp.save(
         {f"w{i}": torch.randn(64, 1024) for i in range(16)},
         checkpoint_id=tmp_path / "run",

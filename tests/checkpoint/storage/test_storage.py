@@ -1,4 +1,4 @@
-"""lowbit.checkpoint.Writer and Reader in the place of torch's FileSystemWriter and
+"""lowbit.checkpoint.Writer and Reader instead of torch's FileSystemWriter and
 FileSystemReader: layouts, async saves, and every kind of value.
 """
 

@@ -40,7 +40,7 @@ def killed_saves(folder, moments, ranks=2):
     that is killed or all, seconds).
 
     Yields the number of the last save that ended, as the program said,
-    and of the one that is there.
+    and of the save that is in the folder.
     """
     path = pathlib.Path(folder) / "run"
     for number, (who, seconds) in enumerate(moments):
@@ -130,7 +130,7 @@ def test_a_file_is_never_replaced_by_a_folder(tmp_path):
 
 
 def test_nothing_outside_is_touched(tmp_path):
-    """Links and files in the place of the folder that a save writes, or in it."""
+    """Links and files where a save writes its folder, or inside it."""
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "thesis.txt").write_text("years of work")

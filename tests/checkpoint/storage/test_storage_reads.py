@@ -154,7 +154,7 @@ def test_directories_of_the_tool_are_read_by_parts_too(tmp_path):
     torch.manual_seed(0)
     t = torch.randn(512, 1024)
     save({"w": t}, tmp_path / "run")
-    checkpoint.reshard(tmp_path / "run", tmp_path / "two", world_size=2)  # chunks made anew
+    checkpoint.reshard(tmp_path / "run", tmp_path / "two", world_size=2)  # requantized chunks
     checkpoint.reshard(tmp_path / "two", tmp_path / "again", world_size=2)  # and copied
     for i in range(2):
         checkpoint.reshard(tmp_path / "run", tmp_path / "parts", world_size=2, part=(i, 2))

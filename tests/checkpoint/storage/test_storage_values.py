@@ -370,7 +370,7 @@ def test_the_check_of_a_value_copies_no_tensor():
     out = io.BytesIO()
     torch.save((torch.ones(16 << 20), 1), out)
     archive = out.getvalue()
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
+    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets the peak
     before = kib("VmRSS")
     native().check_value("v", archive)
     assert kib("VmHWM") - before < 8 << 10

@@ -1,4 +1,4 @@
-"""The ways in which torch's own tests save and load, with Writer and Reader in the place of the
+"""The ways in which torch's own tests save and load, with Writer and Reader instead of the
 file system's, on 2 and 4 ranks.
 """
 

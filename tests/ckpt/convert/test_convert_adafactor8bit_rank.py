@@ -251,7 +251,7 @@ LATER = {key: value for key, value in LOW_RANK.items() if key != "apollo_beta1"}
             "its projection has the seed 7, and that of matrix 0 is 3547493930362192512 in step 5",
         ),
         (lambda: low_rank(apollo_update_proj_gap=0), "below 1"),
-        (lambda: low_rank(step=2**50, apollo_update_proj_gap=1), "drawn anew too often"),
+        (lambda: low_rank(step=2**50, apollo_update_proj_gap=1), "redrawn too often"),
         (lambda: low_rank(apollo_rank=None), "it has no apollo_rank"),
         (lambda: low_rank({**LOW_RANK, "apollo_eps": 0.0}), "apollo_eps is 0"),
     ],

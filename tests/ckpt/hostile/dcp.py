@@ -65,7 +65,7 @@ class Tensor:
 
 @dataclass
 class Item:
-    """An item and what the metadata says of its place."""
+    """An item and where the metadata says that it lies."""
 
     file: str
     opcodes: bytes

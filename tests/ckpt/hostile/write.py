@@ -170,7 +170,7 @@ class Record:
     hidden: bool = False
     """Lies in the file, but not in the directory."""
     ghost: str | None = None
-    """Lies in the directory only, and shares the place of the record of this name."""
+    """Lies in the directory only, at the offset of the record of this name."""
 
 
 @dataclass

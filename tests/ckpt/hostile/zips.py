@@ -294,7 +294,7 @@ def two_tensors(folder: Path) -> Path:
 
 @case("zip.two_pickles", BAD, r"twice|two|duplicate|name|posix", torch=True)
 def two_pickles(folder: Path) -> Path:
-    """torch takes the first, zipfile the last: a scanner looks at the other one."""
+    """torch takes the first, zipfile the last: a scanner reads the other one."""
     records = Save().records()
     records.append(Record("data.pkl", P2 + live() + b"."))
     return put(folder, archive(records))

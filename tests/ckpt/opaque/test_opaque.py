@@ -43,7 +43,7 @@ class Config:
 
 
 class Made:
-    """Made anew by a method of another class."""
+    """Rebuilt by a method of another class."""
 
     def __reduce__(self):
         return Config.made, (1,)

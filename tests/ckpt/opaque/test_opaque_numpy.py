@@ -189,7 +189,7 @@ def test_other_arrays_differ(tmp_path):
 
 @pytest.mark.parametrize("place", [("state", 0, "exp_avg"), ("param_groups", 0, "lr")])
 def test_an_array_in_an_optimizer(tmp_path, place):
-    """In the place of a tensor it is no tensor: copied as it is, and never left out."""
+    """Where a tensor is expected it is none: copied as it is, and never left out."""
     _, opt = optimizer()
     content = {"optimizer": opt.state_dict(), "w": torch.ones(3)}
     entry = content["optimizer"][place[0]][place[1]]

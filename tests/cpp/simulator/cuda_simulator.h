@@ -1,4 +1,4 @@
-// The launches of cuda_emulator.h, where a simulator runs the PTX of the kernels in the place of the
+// The launches of cuda_emulator.h, where a simulator runs the PTX of the kernels instead of the
 // emulator. Kernels are compiled for the host too, but only for their names.
 #pragma once
 

@@ -37,7 +37,7 @@ std::string written(const Write& write) {
     auto file = folder.value()->file("x");
     write(*file.value());
     check(file.value()->close().ok(), "a file is written");
-    check(folder.value()->commit().ok(), "a folder takes its place");
+    check(folder.value()->commit().ok(), "a folder is published");
     std::ifstream in(path + "/x", std::ios::binary);
     bytes.assign(std::istreambuf_iterator<char>(in), {});
   }

@@ -1,4 +1,4 @@
-// The digests of a chunk's parts, beside a plain reference that looks at every element.
+// The digests of a chunk's parts, against a plain reference that reads every element.
 #include <algorithm>
 #include <map>
 #include <random>

@@ -107,8 +107,8 @@ def not_sharded(orig: bool) -> bool:
 
 
 def bound_twice() -> list[str]:
-    """A second `bind` takes the place of the first: state that was exported is loaded, and what
-    other groups get is said.
+    """A second `bind` replaces the first: exported state is loaded, and what other groups get is
+    said.
     """
     model = FullyShardedDataParallel(Words(False), use_orig_params=True, device_id=CPU)
     opt = lowbit.AdamW(lowbit.param_groups(model), lr=1e-2)

@@ -148,7 +148,7 @@ def built(*groups, of_slices=False, named=True, **settings):
 
 
 def marked(opt):
-    """The state dict, with the codes of each parameter its place."""
+    """The state dict, with the codes of each parameter set to its position."""
     state = lowbit.flat.get_state_dict(opt)["state"]  # of one process: the optimizer's own
     for i, each in enumerate(state.values()):
         each["exp_avg_dynamic8"].fill_(100 + i)

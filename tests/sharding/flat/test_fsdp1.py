@@ -33,9 +33,7 @@ def test_an_optimizer_that_is_older_than_fsdp1_is_refused_until_it_is_bound(pool
 
 
 def test_an_optimizer_of_what_fsdp1_has_flattened_away_is_refused(pool):
-    """use_orig_params=False puts one parameter in the place of many: the old ones would never
-    train.
-    """
+    """use_orig_params=False replaces many parameters by one: the old ones would never train."""
     for message in pool.run(2, fsdp1_worker.flattened_away):
         assert "none of the optimizer's 7 parameters is in this model" in message
         assert "build the optimizer from the wrapped model" in message

@@ -296,9 +296,7 @@ class Run:
                 p.value.copy_(loaded[name].reshape(-1)[begin:end])
 
     def unequal(self, want: Kept) -> list[str]:
-        """The parameters of which what is here are not the bytes of one process: weight or
-        state.
-        """
+        """The parameters whose local shard of weight or state has not the bytes of one process."""
         members = {name_of(p, name) for _, p, name, _ in self.opt.members()}
         wrong = wrappers_worker.unequal(self.opt, {name: want[name] for name in members})
         return wrong + [

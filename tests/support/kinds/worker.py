@@ -303,7 +303,7 @@ MAKERS["bnb_file"] = raw_file("bnb")
 
 @makes("adafactor")
 def _(path: pathlib.Path) -> None:
-    """Replicated: torch's own reduces over what is here of a tensor."""
+    """Replicated: torch's own reduces over the local shard alone."""
     dcp.save(state_of(*ddp("adafactor")), checkpoint_id=path)
 
 
@@ -403,7 +403,7 @@ def main() -> None:
 
 @contextlib.contextmanager
 def left_in_peace() -> Iterator[None]:
-    """Lets go of what is cached, so that no sharded tensor outlives gloo."""
+    """Drops caches, so that no sharded tensor outlives gloo."""
     try:
         yield
     finally:

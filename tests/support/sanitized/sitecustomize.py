@@ -1,4 +1,4 @@
-"""Loads sanitized modules of lowbit, of the build folder LOWBIT_SANITIZED, in the place of the
+"""Loads sanitized modules of lowbit, of the build folder LOWBIT_SANITIZED, instead of the
 installed ones: `make sanitize-python`. Python runs this file at each start, in subprocesses too.
 """
 

@@ -64,7 +64,7 @@ class ArchiveStorages : public Storages {
   std::map<std::string, const Dtype*> dtypes_;
 };
 
-/// Writes the pickle of a value anew, node by node.
+/// Serializes a value as a new pickle, node by node.
 class ValueWriter {
  public:
   ValueWriter(const Pickle& p, const ZipIndex& index, const std::string& what)
@@ -313,7 +313,7 @@ Result<std::string> content_of(const File& file, const ZipIndex& index, const Zi
 /// What was understood of an archive.
 struct Understood {
   ZipIndex index;
-  std::string pickle;             // made anew
+  std::string pickle;             // serialized again
   std::vector<std::string> keys;  // of the storages that it names, by their new numbers
 };
 

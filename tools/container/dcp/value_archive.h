@@ -8,7 +8,7 @@
 
 namespace lowbit::ckpt {
 
-/// An item with any value, as an archive of torch.save that is made anew of what was understood:
+/// An item with any value, as a new archive of torch.save with what was understood:
 /// plain data, and dense tensors, arrays and numbers of numpy and io.BytesIO anywhere in it. Tensors
 /// are on the CPU. Anything else is an error: to unpickle it would be to run what it names. `what`
 /// names the item in errors.

@@ -122,7 +122,7 @@ Status DcpWriter::check_parts(SharedDirectory& folder) const {
 Result<WriteReport> DcpWriter::write_part(const std::string& path) {
   const Part part = *options_.part;
   files_.resize(to_.file_names.size());
-  // Where items lie depends on the sizes of values, which are small: every part looks at them.
+  // Where items lie depends on the sizes of values, which are small: every part reads them.
   RETURN_IF_ERROR(write_values(nullptr));
   place_items();
   ASSIGN_OR_RETURN(plan, plan_text());

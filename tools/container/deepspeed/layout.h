@@ -29,7 +29,7 @@ Result<std::vector<uint64_t>> read_paddings(const PartFile& file, size_t group, 
 /// behind them (none: without). True if the ranks' fragments say the same.
 ///
 /// DeepSpeed 0.19.8 gets them wrong under round_robin_gradients: it deals the parameters out to the
-/// ranks anew, and takes their slices from the order before. Such fragments are put right.
+/// ranks again, and takes their slices from the order before. Such fragments are put right.
 bool lie_in_order(const FlatGroup& group, const std::vector<uint64_t>& paddings,
                   std::vector<RankVector>& ranks);
 

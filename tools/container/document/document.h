@@ -39,7 +39,7 @@ struct Leaf {
   std::string cls;
   Value attributes;
   std::vector<Leaf> parts;  // named by a path of one name
-  // For a cut of a directory inside a block: the box as a leaf without a path, quantized anew or
+  // For a cut of a directory inside a block: the box as a leaf without a path, requantized, or
   // plain, as its library stores it. Empty: such a cut is an error.
   std::function<Result<Leaf>(const Box&)> recut = {};
   // kValue; kOpaque: an item of a directory that is no plain value and is copied as it is, or the

@@ -76,7 +76,7 @@ class TreeReader {
 
   std::string here() const { return archive_.what() + ": " + printable(flat_name(path_)); }
 
-  /// Whether a tensor lies below a node, or (through lists alone) a dict; each node is looked at
+  /// Whether a tensor lies below a node, or (through lists alone) a dict; each node is visited
   /// once.
   Result<Below> look(NodeId node, int depth) {
     if (depth > Value::kMaxDepth)

@@ -43,7 +43,7 @@ struct LowRankReader : AdafactorEntry {
     ASSIGN_OR_RETURN(seed, integer("current_proj_seed"));
     if (step < 1 || gap < 1) return refused("step or apollo_update_proj_gap is below 1");
     const int64_t refresh = (step - 1) / gap;
-    if (refresh > kMaxRefreshes) return refused("its projection was drawn anew too often");
+    if (refresh > kMaxRefreshes) return refused("its projection was redrawn too often");
     if (last != 1 + refresh * gap)
       return refused("its projection is of step " + std::to_string(last) + " and not of step " +
                      std::to_string(1 + refresh * gap) +

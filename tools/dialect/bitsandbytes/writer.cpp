@@ -97,7 +97,7 @@ class BitsandbytesWriter {
       if (s == nullptr) return bad(shown(p) + ": has no " + slots_.second);
       RETURN_IF_ERROR(slot(p, 2, {s}));
     }
-    // LARS measures its update there, anew in each step.
+    // LARS measures its update there in each step.
     if (model_.algorithm == "lars" && !own_)
       out_.leaves.push_back(
           tensor_leaf(at(p, "unorm_vec"), find_dtype("float32"), {1}, held_floats({0.0f})));

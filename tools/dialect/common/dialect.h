@@ -24,7 +24,7 @@ struct Dialect {
   const char* name;   // on the command line
   const char* about;  // one line for --help
   /// How sure this dialect is that the optimizer state is its own, 0 to 3 (a class name or a marker
-  /// of its own is 3, key names 2, shapes 1). Looks at names and small values only. `tree` is the
+  /// of its own is 3, key names 2, shapes 1). Reads names and small values only. `tree` is the
   /// document's, here and for `read`.
   Result<int> (*recognize)(const Document& document, const OptimizerTree& tree);
   Result<Model> (*read)(std::shared_ptr<const Document> document, const OptimizerTree& tree);

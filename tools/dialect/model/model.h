@@ -90,7 +90,7 @@ struct Model {
   std::string refusal = {};   // why no optimizer here goes on from it; empty where one does
   std::string only_for = {};  // the one dialect whose optimizer goes on from it; empty: any
   std::shared_ptr<const Document> document;   // that it was read from
-  std::shared_ptr<const Document> view = {};  // has the leaves of states that are laid out anew
+  std::shared_ptr<const Document> view = {};  // has the leaves of states that are rearranged
 };
 
 }  // namespace lowbit::ckpt

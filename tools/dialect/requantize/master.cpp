@@ -100,13 +100,13 @@ Result<Document> with_masters(Document document, DialectReport& report) {
   if (masters.empty()) return document;
   ASSIGN_OR_RETURN(replaced, weights_of_masters(tree, masters));
   std::set<const Leaf*> dropped;
-  std::set<const Tensor*> views;  // of a tree that lays the document out anew
+  std::set<const Tensor*> views;  // of a tree that arranges the document differently
   for (const auto& [weight, master] : replaced) {
     dropped.insert(master);
     if (tree.view != nullptr && master->stored != nullptr) views.insert(master->stored);
   }
   report.warnings.push_back(std::to_string(dropped.size()) +
-                            " float32 master weights took the place of the model's weights");
+                            " float32 master weights replaced the model's weights");
   Document out = document;
   out.leaves.clear();
   for (const Leaf& leaf : document.leaves) {

@@ -109,7 +109,7 @@ std::function<Result<Leaf>(const Box&)> torchao_recut(const TorchaoKind& kind, c
     if (n >= kTorchaoMin && n % static_cast<uint64_t>(block) == 0) {
       if (exact)
         return mismatch(printable(name) + ": the part at " + shape_text(box.offset) +
-                        " would have to be rounded anew, because its blocks begin elsewhere; "
+                        " would have to be rounded again, because its blocks begin elsewhere; "
                         "another number of ranks may not need that");
       return torchao_coded(*kind, dtype, box.shape, is_signed, block, part, report);
     }

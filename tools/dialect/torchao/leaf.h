@@ -16,7 +16,7 @@ Leaf torchao_leaf(const TorchaoKind& kind, const Dtype* dtype, const Shape& shap
 Leaf torchao_coded(const TorchaoKind& kind, const Dtype* dtype, const Shape& shape, bool is_signed,
                    int64_t block, std::shared_ptr<Floats> values, StateReport* report);
 
-/// A function that cuts a box out of a state for one rank: quantized anew, or plain if the box is
+/// A function that cuts a box out of a state for one rank: requantized, or plain if the box is
 /// small or no multiple of a block. `exact` forbids rounding, so only the second is allowed.
 std::function<Result<Leaf>(const Box&)> torchao_recut(const TorchaoKind& kind, const Leaf& leaf,
                                                       bool is_signed, int64_t block,

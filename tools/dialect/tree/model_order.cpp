@@ -119,7 +119,7 @@ Status check_order(const Model& model) {
     const Leaf& weight = *model.weights[i];
     if (!p.known_shape || p.shape == weight.shape) continue;
     return bad("parameter " + std::to_string(p.index) + " has the shape " + shape_text(p.shape) +
-               ", and " + printable(weight.name()) + ", which --model has in its place, " +
+               ", and " + printable(weight.name()) + ", which --model has at that position, " +
                shape_text(weight.shape) + ": they are of other models, or in another order");
   }
   return fine();

@@ -19,8 +19,9 @@ bool digits(std::string_view s) {
   return !s.empty() && s.size() < 19 && s.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Puts a value at the end of a way of keys below `at`. Keys may come in any order, so a list grows
-/// to what an index asks for; `room` is for how many items in all. False where that is too few.
+/// Sets the value at a nested path below `at`. Indices may come in any order, so a list grows to the
+/// largest; `room` is how many items may still be added. False where the path is not valid or `room`
+/// is too small.
 bool put(Value& at, const Path& path, size_t i, const Value& value, int64_t& room) {
   if (i == path.size()) {
     at = value;
@@ -129,7 +130,7 @@ class Finder {
     if (path[n].name == "param_groups") {
       made.path.erase(made.path.begin());
       if (!put_setting(made))
-        return bad(printable(leaf.name()) + ": its place in param_groups makes no sense");
+        return bad(printable(leaf.name()) + ": is not a valid path inside param_groups");
     } else {
       made.path[0].name = made.path[0].name.substr(13);
       flat_groups_.push_back(std::move(made));
@@ -137,7 +138,7 @@ class Finder {
     return fine();
   }
 
-  /// Puts a setting of a numbered group into its place; false where that makes no sense.
+  /// Stores a setting of a numbered group; false where its path is not valid.
   bool put_setting(const Setting& setting) {
     if (setting.tensor != nullptr && setting.path.size() > 1)
       tensors_[setting.path[0].number].emplace_back(
