@@ -124,7 +124,7 @@ class Upload:
 
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes | None) -> None:
         """Makes the checkpoint visible, in the order of `publication` in
-        tools/io/checkpoint_folder.h.
+        tools/io/write/checkpoint_folder.h.
 
         Args:
             data: the objects that are there already, and their bytes.

@@ -135,6 +135,12 @@ INCLUDES = [
         '#include "core/registry.h"',
     ),
     (
+        "what reads files knows nothing of what writes them",
+        ["tools/io/read"],
+        r"io/write/",
+        '#include "io/write/output.h"',
+    ),
+    (
         "pipeline does not know commands, nor prints",
         ["tools/pipeline"],
         r"(command/|CLI/|iostream|unistd)",

@@ -6,7 +6,7 @@
 #include "command/command.h"
 #include "command/options.h"
 #include "command/progress.h"
-#include "io/new_file.h"
+#include "io/write/new_file.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {

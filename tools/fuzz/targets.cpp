@@ -17,7 +17,7 @@
 #include "container/safetensors/safetensors.h"
 #include "container/zip/zip.h"
 #include "dialect/common/dialect.h"
-#include "io/open.h"
+#include "io/read/open.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "io/file.h"
+#include "io/read/file.h"
 
 namespace lowbit::ckpt {
 

@@ -4,12 +4,12 @@
 
 #include "dialect/tree/algorithm.h"
 #include "dialect/tree/optimizer_root.h"
-#include "io/checkpoint_folder.h"
-#include "io/file.h"
 #include "io/glob.h"
-#include "io/open.h"
-#include "io/partial_name.h"
+#include "io/read/file.h"
+#include "io/read/open.h"
 #include "io/text.h"
+#include "io/write/checkpoint_folder.h"
+#include "io/write/partial_name.h"
 #include "pickle/numpy_value.h"
 
 namespace lowbit::ckpt {

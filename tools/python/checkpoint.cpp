@@ -1,11 +1,11 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and
 // lowbit/checkpoint/checkpoint.py document it and have the defaults.
 #include "container/dcp/value_archive.h"
-#include "io/checkpoint_folder.h"
-#include "io/new_directory.h"
-#include "io/partial_name.h"
 #include "io/stream_copy.h"
 #include "io/text.h"
+#include "io/write/checkpoint_folder.h"
+#include "io/write/new_directory.h"
+#include "io/write/partial_name.h"
 #include "python/options.h"
 #include "python/rank_file_type.h"
 #include "python/reader_type.h"

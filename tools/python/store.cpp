@@ -1,6 +1,6 @@
 #include "python/store.h"
 
-#include "io/store.h"
+#include "io/read/store.h"
 #include "io/text.h"
 #include "python/errors.h"
 #include "python/gil.h"

@@ -14,7 +14,7 @@
 #include "container/dcp/dcp.h"
 #include "container/pickled/item.h"
 #include "fuzz/targets.h"
-#include "io/new_directory.h"
+#include "io/write/new_directory.h"
 #include "pickle/plain.h"
 #include "pickle/writer.h"
 

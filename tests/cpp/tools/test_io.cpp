@@ -16,12 +16,12 @@
 #include "io/glob.h"
 #include "io/hash.h"
 #include "io/hash_kernels.h"
-#include "io/mapped_file.h"
-#include "io/new_directory.h"
-#include "io/open.h"
-#include "io/partial_name.h"
+#include "io/read/mapped_file.h"
+#include "io/read/open.h"
 #include "io/stream_copy.h"
-#include "io/write_run.h"
+#include "io/write/new_directory.h"
+#include "io/write/partial_name.h"
+#include "io/write/write_run.h"
 
 namespace {
 

@@ -1,6 +1,6 @@
 #include "container/common/archive.h"
 
-#include "io/open.h"
+#include "io/read/open.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -8,11 +8,11 @@
 #include "container/common/archive.h"
 #include "container/common/json_value.h"
 #include "container/common/other_formats.h"
-#include "io/checkpoint_folder.h"
-#include "io/open.h"
-#include "io/partial_name.h"
-#include "io/store.h"
+#include "io/read/open.h"
+#include "io/read/store.h"
 #include "io/text.h"
+#include "io/write/checkpoint_folder.h"
+#include "io/write/partial_name.h"
 
 namespace lowbit::ckpt {
 namespace {

@@ -3,8 +3,8 @@
 #include <algorithm>
 
 #include "io/glob.h"
-#include "io/partial_name.h"
 #include "io/text.h"
+#include "io/write/partial_name.h"
 
 namespace lowbit::ckpt {
 namespace {

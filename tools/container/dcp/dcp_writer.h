@@ -12,8 +12,8 @@
 #include "container/dcp/tiles.h"
 #include "container/document/torch_archive.h"
 #include "container/document/writer.h"
-#include "io/new_directory.h"
-#include "io/shared_directory.h"
+#include "io/write/new_directory.h"
+#include "io/write/shared_directory.h"
 
 namespace lowbit::ckpt {
 

@@ -6,7 +6,7 @@
 
 #include "container/dcp/tiles.h"
 #include "container/manifest/manifest.h"
-#include "io/output.h"
+#include "io/write/output.h"
 
 namespace lowbit::ckpt {
 

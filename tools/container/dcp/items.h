@@ -9,7 +9,7 @@
 #include "container/document/document.h"
 #include "container/manifest/box.h"
 #include "container/zip/zip.h"
-#include "io/output.h"
+#include "io/write/output.h"
 
 namespace lowbit::ckpt {
 

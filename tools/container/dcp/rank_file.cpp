@@ -4,8 +4,8 @@
 #include <mutex>
 
 #include "container/dcp/items.h"
-#include "io/new_directory.h"
 #include "io/parallel.h"
+#include "io/write/new_directory.h"
 
 namespace lowbit::ckpt {
 namespace {

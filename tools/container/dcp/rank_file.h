@@ -8,8 +8,8 @@
 #include "container/dcp/tiles.h"
 #include "container/document/writer.h"
 #include "container/manifest/dtype.h"
-#include "io/output.h"
-#include "io/write_run.h"
+#include "io/write/output.h"
+#include "io/write/write_run.h"
 
 namespace lowbit::ckpt {
 

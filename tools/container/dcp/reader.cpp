@@ -8,9 +8,9 @@
 #include "container/common/open.h"
 #include "container/manifest/tiling.h"
 #include "container/pickled/item.h"
-#include "io/open.h"
+#include "io/read/open.h"
+#include "io/read/zstd.h"
 #include "io/text.h"
-#include "io/zstd.h"
 
 namespace lowbit::ckpt {
 namespace {

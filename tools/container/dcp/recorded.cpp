@@ -5,9 +5,9 @@
 
 #include "container/dcp/tiles.h"
 #include "container/manifest/record_reader.h"
-#include "io/file.h"
 #include "io/hash.h"
-#include "io/open.h"
+#include "io/read/file.h"
+#include "io/read/open.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

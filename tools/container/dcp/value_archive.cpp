@@ -6,7 +6,7 @@
 #include "container/pickled/globals.h"
 #include "container/pickled/tensor_node.h"
 #include "container/zip/zip.h"
-#include "io/buffered_file.h"
+#include "io/read/buffered_file.h"
 #include "io/text.h"
 #include "pickle/numpy_value.h"
 #include "pickle/plain.h"

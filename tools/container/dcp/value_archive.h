@@ -4,7 +4,7 @@
 #include <string>
 
 #include "container/manifest/manifest.h"
-#include "io/file.h"
+#include "io/read/file.h"
 
 namespace lowbit::ckpt {
 

@@ -10,7 +10,7 @@
 #include "container/dcp/tiles.h"
 #include "container/manifest/box.h"
 #include "container/manifest/manifest.h"
-#include "io/mapped_file.h"
+#include "io/read/mapped_file.h"
 
 namespace lowbit::ckpt {
 

@@ -8,7 +8,7 @@
 #include "container/deepspeed/ranges.h"
 #include "container/manifest/record_reader.h"
 #include "container/manifest/tiling.h"
-#include "io/open.h"
+#include "io/read/open.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "container/document/torch_archive.h"
-#include "io/new_directory.h"
+#include "io/write/new_directory.h"
 
 namespace lowbit::ckpt {
 namespace {

@@ -1,7 +1,7 @@
 #include "container/document/writer.h"
 
-#include "io/new_directory.h"
-#include "io/new_file.h"
+#include "io/write/new_directory.h"
+#include "io/write/new_file.h"
 
 namespace lowbit::ckpt {
 

@@ -12,7 +12,7 @@
 #include "container/manifest/dtype.h"
 #include "container/manifest/path.h"
 #include "container/manifest/record.h"
-#include "io/file.h"
+#include "io/read/file.h"
 #include "pickle/plain.h"
 
 namespace lowbit::ckpt {

@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "container/manifest/record.h"
-#include "io/file.h"
+#include "io/read/file.h"
 
 namespace lowbit::ckpt {
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "container/pickled/globals.h"
-#include "io/buffered_file.h"
+#include "io/read/buffered_file.h"
 #include "io/text.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"

@@ -3,8 +3,8 @@
 
 #include "container/document/writer.h"
 #include "container/safetensors/safetensors.h"
-#include "io/new_file.h"
 #include "io/text.h"
+#include "io/write/new_file.h"
 #include "pickle/writer.h"
 
 namespace lowbit::ckpt {

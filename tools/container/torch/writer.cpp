@@ -2,8 +2,8 @@
 
 #include "container/document/torch_archive.h"
 #include "container/document/writer.h"
-#include "io/new_file.h"
 #include "io/text.h"
+#include "io/write/new_file.h"
 
 namespace lowbit::ckpt {
 namespace {

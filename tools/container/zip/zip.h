@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "io/file.h"
-#include "io/output.h"
+#include "io/read/file.h"
+#include "io/write/output.h"
 
 namespace lowbit::ckpt {
 

@@ -11,7 +11,7 @@
 #include "dialect/numbers/numbers.h"
 #include "dialect/tree/optimizer_tree.h"
 #include "dialect/tree/weights.h"
-#include "io/file.h"
+#include "io/read/file.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -4,9 +4,9 @@
 #include <filesystem>
 
 #include "dialect/megatron_view/megatron.h"
-#include "io/file.h"
-#include "io/open.h"
-#include "io/store.h"
+#include "io/read/file.h"
+#include "io/read/open.h"
+#include "io/read/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

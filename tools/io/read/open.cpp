@@ -1,4 +1,4 @@
-#include "io/open.h"
+#include "io/read/open.h"
 
 #include <sys/stat.h>
 
@@ -6,7 +6,7 @@
 #include <climits>
 #include <cstdlib>
 
-#include "io/store.h"
+#include "io/read/store.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

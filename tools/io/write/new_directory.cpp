@@ -1,4 +1,4 @@
-#include "io/new_directory.h"
+#include "io/write/new_directory.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,11 +11,11 @@
 #include <cstring>
 #include <filesystem>
 
-#include "io/checkpoint_folder.h"
-#include "io/inside.h"
-#include "io/partial_name.h"
-#include "io/store.h"
+#include "io/read/store.h"
 #include "io/text.h"
+#include "io/write/checkpoint_folder.h"
+#include "io/write/inside.h"
+#include "io/write/partial_name.h"
 
 namespace lowbit::ckpt {
 namespace {

@@ -1,5 +1,5 @@
-// Files open for reading. Those on disk are made here, those in an object store in io/store.h, and
-// io/open.h opens either. Every read goes through here: links inside a checkpoint are not followed, nothing outside the named folder is opened, and a file
+// Files open for reading. Those on disk are made here, those in an object store in io/read/store.h, and
+// io/read/open.h opens either. Every read goes through here: links inside a checkpoint are not followed, nothing outside the named folder is opened, and a file
 // that changes meanwhile is an error.
 #pragma once
 
@@ -45,7 +45,7 @@ class File {
   static Result<std::shared_ptr<File>> of_bytes(std::string_view bytes, std::string name);
   /// Exactly `bytes` bytes at `offset`, or an error that names the file.
   Status read(uint64_t offset, void* out, uint64_t bytes) const;
-  /// For io/mapped_file.h; -1 where the system has no such file.
+  /// For io/read/mapped_file.h; -1 where the system has no such file.
   virtual int descriptor() const { return -1; }
 
  protected:

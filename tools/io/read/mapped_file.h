@@ -7,7 +7,7 @@
 #include <optional>
 #include <vector>
 
-#include "io/file.h"
+#include "io/read/file.h"
 
 namespace lowbit::ckpt {
 

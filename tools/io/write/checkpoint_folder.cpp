@@ -1,4 +1,4 @@
-#include "io/checkpoint_folder.h"
+#include "io/write/checkpoint_folder.h"
 
 #include <fcntl.h>
 #include <sys/file.h>
@@ -14,8 +14,8 @@
 #include <set>
 #include <string_view>
 
-#include "io/partial_name.h"
 #include "io/text.h"
+#include "io/write/partial_name.h"
 
 namespace lowbit::ckpt {
 namespace {

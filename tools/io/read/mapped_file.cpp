@@ -1,4 +1,4 @@
-#include "io/mapped_file.h"
+#include "io/read/mapped_file.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>

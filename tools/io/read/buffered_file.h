@@ -5,7 +5,7 @@
 #include <array>
 #include <cstring>
 
-#include "io/file.h"
+#include "io/read/file.h"
 
 namespace lowbit::ckpt {
 

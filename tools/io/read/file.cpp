@@ -1,4 +1,4 @@
-#include "io/file.h"
+#include "io/read/file.h"
 
 #include <dirent.h>
 #include <fcntl.h>

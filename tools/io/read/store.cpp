@@ -1,9 +1,9 @@
-#include "io/store.h"
+#include "io/read/store.h"
 
 #include <algorithm>
 #include <map>
 
-#include "io/store_cache.h"
+#include "io/read/store_cache.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {

@@ -1,4 +1,4 @@
-#include "io/partial_name.h"
+#include "io/write/partial_name.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>

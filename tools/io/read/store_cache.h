@@ -9,7 +9,7 @@
 #include <mutex>
 #include <string>
 
-#include "io/store.h"
+#include "io/read/store.h"
 
 namespace lowbit::ckpt {
 

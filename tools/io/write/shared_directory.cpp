@@ -1,4 +1,4 @@
-#include "io/shared_directory.h"
+#include "io/write/shared_directory.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -11,12 +11,12 @@
 #include <filesystem>
 #include <string_view>
 
-#include "io/file.h"
-#include "io/new_directory.h"
-#include "io/open.h"
-#include "io/partial_name.h"
-#include "io/store.h"
+#include "io/read/file.h"
+#include "io/read/open.h"
+#include "io/read/store.h"
 #include "io/text.h"
+#include "io/write/new_directory.h"
+#include "io/write/partial_name.h"
 
 namespace lowbit::ckpt {
 namespace {

@@ -1,4 +1,4 @@
-#include "io/new_file.h"
+#include "io/write/new_file.h"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -10,12 +10,12 @@
 #include <cstring>
 #include <string_view>
 
-#include "io/file.h"
-#include "io/inside.h"
-#include "io/open.h"
-#include "io/partial_name.h"
-#include "io/store.h"
+#include "io/read/file.h"
+#include "io/read/open.h"
+#include "io/read/store.h"
 #include "io/text.h"
+#include "io/write/inside.h"
+#include "io/write/partial_name.h"
 
 namespace lowbit::ckpt {
 namespace {

@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "io/file.h"
+#include "io/read/file.h"
 
 namespace lowbit::ckpt {
 

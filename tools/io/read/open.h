@@ -4,7 +4,7 @@
 #include <memory>
 #include <string>
 
-#include "io/file.h"
+#include "io/read/file.h"
 
 namespace lowbit::ckpt {
 

@@ -1,4 +1,4 @@
-#include "io/write_run.h"
+#include "io/write/write_run.h"
 
 #include <algorithm>
 

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "io/output.h"
+#include "io/write/output.h"
 
 namespace lowbit::ckpt {
 

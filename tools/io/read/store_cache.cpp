@@ -1,4 +1,4 @@
-#include "io/store_cache.h"
+#include "io/read/store_cache.h"
 
 #include <algorithm>
 #include <cstring>

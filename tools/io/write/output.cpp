@@ -1,4 +1,4 @@
-#include "io/output.h"
+#include "io/write/output.h"
 
 #include <fcntl.h>
 #include <sys/resource.h>
@@ -9,8 +9,8 @@
 #include <cerrno>
 #include <cstring>
 
-#include "io/partial_name.h"
 #include "io/text.h"
+#include "io/write/partial_name.h"
 
 namespace lowbit::ckpt {
 namespace {
