@@ -137,11 +137,11 @@ def same(a: Meaning, b: Meaning) -> bool:
 
 
 def read(path: pathlib.Path, container: str, params: Mapping[str, tuple[int, ...]]) -> Content:
-    """What torch finds in a checkpoint."""
+    """What torch and safetensors find in a checkpoint."""
     if container == "dcp":
         return _by_name(nested(path), params)
     if container == "safetensors":
-        from tests.support.stand_ins.safetensors import load_file
+        from safetensors.torch import load_file
 
         return Content({}, load_file(path), {})
     return _by_name(load_file_of_torch(path), params)
@@ -186,9 +186,6 @@ def flat(path: pathlib.Path) -> dict[str, Any]:
     import torch.distributed.checkpoint as dcp
     from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-    from tests.support.stand_ins import zstd
-
-    zstd.install()
     if any(b"torchao" in file.read_bytes() for file in path.glob("*.distcp")):
         import torchao.optim  # noqa: F401 - registers its classes with torch.load
     metadata = merged_metadata(path)

@@ -32,7 +32,6 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from tests.support.kinds import runs as run
 from tests.support.ranks.leaving import leave
-from tests.support.stand_ins import zstd
 
 MAKERS: dict[str, Callable[[pathlib.Path], None]] = {}
 
@@ -272,7 +271,6 @@ def _(path: pathlib.Path) -> None:
 def _(path: pathlib.Path) -> None:
     from torch.distributed.checkpoint._extension import ZStandard
 
-    assert zstd.install(), "neither the package zstandard nor libzstd is here"
     written_by(path, _extensions=[ZStandard()])
 
 
@@ -374,7 +372,7 @@ def _(path: pathlib.Path) -> None:
 
 @makes("safetensors_model")
 def _(path: pathlib.Path) -> None:
-    from tests.support.stand_ins.safetensors import save_file
+    from safetensors.torch import save_file
 
     save_file(run.plain_model("adamw"), str(path), metadata={"format": "pt"})
 
