@@ -7,6 +7,7 @@ import json
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests.support.bits import equal
 from tests.support.peers.files import run
 
 
@@ -88,14 +89,7 @@ def leaves(value, path=()):
 
 def same(a, b):
     if isinstance(a, torch.Tensor):
-        return (
-            a.dtype == b.dtype
-            and a.shape == b.shape
-            and torch.equal(
-                a.contiguous().reshape(-1).view(torch.uint8),
-                b.contiguous().reshape(-1).view(torch.uint8),
-            )
-        )
+        return equal(a, b)
     return type(a) is type(b) and a == b
 
 

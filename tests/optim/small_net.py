@@ -27,9 +27,3 @@ def bits(opt):
         for p in group["params"]:
             out += [p.detach().clone(), *(t.clone() for _, t in sorted(opt.state[p].items()))]
     return out
-
-
-def same(a, b):
-    return len(a) == len(b) and all(
-        x.dtype == y.dtype and torch.equal(x, y) for x, y in zip(a, b, strict=True)
-    )

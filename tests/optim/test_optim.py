@@ -15,7 +15,8 @@ import lowbit
 from lowbit import ops
 from lowbit.config import arguments
 from lowbit.state import choose
-from tests.optim.small_net import bits, model, same, set_grads, train
+from tests.optim.small_net import bits, model, set_grads, train
+from tests.support.bits import same
 from tests.support.plans import plan_row
 from tests.support.require import need
 

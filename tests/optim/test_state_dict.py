@@ -15,7 +15,8 @@ from torch.distributed.checkpoint.state_dict import (
 
 import lowbit
 from lowbit import ops
-from tests.optim.small_net import bits, model, same, set_grads, train
+from tests.optim.small_net import bits, model, set_grads, train
+from tests.support.bits import same
 
 
 def test_state_dict_survives_copies_files_and_weights_only():

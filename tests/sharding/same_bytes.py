@@ -8,6 +8,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from lowbit import sharding
+from tests.support import bits
 
 
 def chunk(whole: torch.Tensor, like: DTensor) -> torch.Tensor:
@@ -34,7 +35,4 @@ def equal(found, want: torch.Tensor) -> bool:
         if found.shape != want.shape:
             return False
         found, want = found.to_local(), chunk(want, found)
-    if found.dtype != want.dtype or found.shape != want.shape:
-        return False
-    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (found, want))
-    return torch.equal(a, b)
+    return bits.equal(found, want)

@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 
 import lowbit
 from lowbit.config import presets
+from tests.support.bits import equal
 from tests.support.paths import ROOT
 from tests.support.require import need
 
@@ -137,15 +138,6 @@ def held(path):
     return flat
 
 
-def same(a, b):
-    return (
-        a.dtype == b.dtype
-        and a.shape == b.shape
-        and a.contiguous().reshape(-1).view(torch.uint8).tolist()
-        == b.contiguous().reshape(-1).view(torch.uint8).tolist()
-    )
-
-
 def live(old, state_format, **options):
     """What a live optimizer makes of the same state."""
     params = parameters(SHAPES)
@@ -173,7 +165,7 @@ def test_bytes_are_those_of_a_live_optimizer(tmp_path, state_format):
     }
     assert {key for key in got if key.startswith("optim.state.")} == set(want)
     for key, value in want.items():
-        assert same(got[key], value), key
+        assert equal(got[key], value), key
     assert report["from"] == "torch" and report["to"] == "lowbit"
     rounded = [s for s in report["states"] if not s["exact"]]
     assert bool(rounded) == (state_format != "float32")
@@ -195,7 +187,7 @@ def test_every_layout_of_keys_loads_into_a_live_optimizer_and_steps_on(tmp_path,
     assert all(torch.equal(params[name], others[name]) for name in params)
     for name in params:
         for key, value in opt.state[params[name]].items():
-            assert same(value, loaded.state[others[name]][key]), (name, key)
+            assert equal(value, loaded.state[others[name]][key]), (name, key)
 
 
 def test_torch_loads_it_in_place(tmp_path):
@@ -208,7 +200,7 @@ def test_torch_loads_it_in_place(tmp_path):
     dcp.load(target, checkpoint_id=tmp_path / "lowbit", no_dist=True)
     _, want = live(old, "4bit")
     for name, state in by_name(want)["state"].items():
-        assert all(same(v, target["optim"]["state"][name][k]) for k, v in state.items()), name
+        assert all(equal(v, target["optim"]["state"][name][k]) for k, v in state.items()), name
 
 
 @pytest.mark.parametrize("kind", ["raw", "nested", "flat"])
@@ -232,7 +224,7 @@ def test_float32_comes_back_as_it_was(tmp_path, kind):
     assert set(before) <= set(after)
     for key, value in before.items():
         if isinstance(value, torch.Tensor):
-            assert same(value, after[key]), key
+            assert equal(value, after[key]), key
         else:
             assert value == after[key] and type(value) is type(after[key]), key
 
@@ -249,8 +241,8 @@ def test_codes_come_back_as_their_values(tmp_path):
         codes, scales = lowbit.ops.quantize(values.flatten(1), "dynamic8", 256)
         cols = math.prod(values.shape[1:])
         wanted = lowbit.ops.dequantize(codes, scales, "dynamic8", 256, cols).reshape(values.shape)
-        assert same(got[f"optim.state.{name}.exp_avg"], wanted)
-    assert same(got["optim.state.bias.exp_avg"], old.state_dict()["state"][2]["exp_avg"])
+        assert equal(got[f"optim.state.{name}.exp_avg"], wanted)
+    assert equal(got["optim.state.bias.exp_avg"], old.state_dict()["state"][2]["exp_avg"])
 
 
 def test_shapes_that_nobody_tells(tmp_path):
@@ -266,7 +258,7 @@ def test_shapes_that_nobody_tells(tmp_path):
     assert not (tmp_path / "back").exists()
     run(tmp_path / "lowbit", tmp_path / "back", "--to", "torch", "--model", tmp_path / "model")
     run(tmp_path / "told", tmp_path / "other", "--to", "torch")
-    assert same(
+    assert equal(
         held(tmp_path / "back")["optim.state.up.weight.exp_avg"],
         held(tmp_path / "other")["optim.state.up.weight.exp_avg"],
     )
@@ -280,7 +272,7 @@ def test_relabelling_keeps_every_byte(tmp_path):
     assert all(s["exact"] for s in report["states"]) and report["ranks"] == 3
     a, b = held(tmp_path / "a"), held(tmp_path / "b")
     assert set(a) == set(b)
-    assert all(same(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items())
+    assert all(equal(v, b[k]) if isinstance(v, torch.Tensor) else v == b[k] for k, v in a.items())
     assert "would be rounded" in run(
         tmp_path / "torch", tmp_path / "c", "--to", "lowbit", "--keep", code=4
     )
@@ -335,7 +327,7 @@ def test_other_optimizers_go_both_ways(tmp_path, name):
         for k, v in state.items()
     }
     assert set(want) == {key for key in got if key.startswith("optim.state.")}
-    assert all(same(v, got[k]) for k, v in want.items())
+    assert all(equal(v, got[k]) for k, v in want.items())
     settings_of = opt.state_dict()["param_groups"][0]
     for key, value in settings_of.items():
         if key not in ("params", "param_names"):
@@ -352,7 +344,7 @@ def test_other_optimizers_go_both_ways(tmp_path, name):
     before, after = held(tmp_path / "torch"), held(tmp_path / "back")
     for key, value in before.items():
         assert (
-            same(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key]
+            equal(value, after[key]) if isinstance(value, torch.Tensor) else value == after[key]
         ), key
 
 
@@ -402,7 +394,7 @@ def test_blocks_and_wide_names(tmp_path):
     want = {
         f"optim.state.{n}.{k}": v for n, s in by_name(opt)["state"].items() for k, v in s.items()
     }
-    assert all(same(v, got[k]) for k, v in want.items())
+    assert all(equal(v, got[k]) for k, v in want.items())
     assert got["optim.param_groups.0.state_format.exp_avg.block"] == 64
 
 
@@ -430,7 +422,7 @@ def test_files_of_torch_go_both_ways(tmp_path, named):
     saved = torch.load(tmp_path / "lowbit.pt", weights_only=True)["optimizer"]
     for i, state in opt.state_dict()["state"].items():
         assert set(state) == set(saved["state"][i])
-        assert all(same(v, saved["state"][i][k]) for k, v in state.items()), i
+        assert all(equal(v, saved["state"][i][k]) for k, v in state.items()), i
     loaded = lowbit.AdamW(list(params.items()) if named else list(params.values()))
     loaded.load_state_dict(saved)
     run(tmp_path / "torch.pt", tmp_path / "f.pt", "--to", "lowbit", "--state-format", "float32")
@@ -440,7 +432,7 @@ def test_files_of_torch_go_both_ways(tmp_path, named):
         back
     )
     for i, state in old.state_dict()["state"].items():
-        assert all(same(v, back["state"][i][k]) for k, v in state.items()), i
+        assert all(equal(v, back["state"][i][k]) for k, v in state.items()), i
 
 
 def test_what_is_refused(tmp_path):
@@ -507,7 +499,7 @@ def test_any_shape(tmp_path_factory, shape, state_format, world):
     opt.load_state_dict(old.state_dict())
     got = held(path / "out")
     for key, value in opt.state_dict()["state"][0].items():
-        assert same(value, got[f"optim.state.w.{key}"]), key
+        assert equal(value, got[f"optim.state.w.{key}"]), key
     shutil.rmtree(path)
 
 

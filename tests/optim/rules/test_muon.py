@@ -14,6 +14,7 @@ import lowbit
 from lowbit import ops
 from lowbit.config import muon
 from tests.golden.make_muon import CASES, LR, STEPS
+from tests.support.bits import bits, same
 from tests.support.paths import GOLDEN
 
 ISAS = lowbit.catalog()["isas"]
@@ -35,18 +36,6 @@ def train(make, shapes, steps=3, dtype=torch.float32, names=True, **options):
             p.grad = drawn(*p.shape, seed=100 * t + i + 7, scale=0.1).to(dtype)
         opt.step()
     return params, opt
-
-
-def bits(params, opt):
-    return [t.clone() for p in params for t in (p.detach(), *opt.state[p].values())]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(
-        x.dtype == y.dtype
-        and torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 # ---- torch's Muon ----

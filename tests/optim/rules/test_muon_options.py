@@ -11,7 +11,8 @@ from torch import nn
 import lowbit
 from lowbit import ops
 from lowbit.config import muon
-from tests.optim.rules.test_muon import ISAS, LR, SHAPES, apart, bits, drawn, same, train
+from tests.optim.rules.test_muon import ISAS, LR, SHAPES, apart, drawn, train
+from tests.support.bits import bits, same
 
 BETA2 = 0.9
 MOMENTS = "second_momentum_buffer"

@@ -12,6 +12,7 @@ from torch import nn
 import lowbit
 from lowbit import ops
 from lowbit.state.weights import float32_weights
+from tests.support.bits import bits, same
 from tests.support.paths import GOLDEN
 
 STEPS = 12  # of tests/golden/make_schedule_free.py, as the following
@@ -45,18 +46,6 @@ def go_on(params, opt, steps):
             p.grad = drawn(*p.shape, seed=100 * t + i + 7, scale=0.1).to(p.dtype)
         opt.step()
     return opt
-
-
-def bits(params, opt):
-    return [t.detach().clone() for p in params for t in (p, *opt.state[p].values())]
-
-
-def same(a, b):
-    return len(a) == len(b) and all(
-        x.dtype == y.dtype
-        and torch.equal(x.reshape(-1).view(torch.uint8), y.reshape(-1).view(torch.uint8))
-        for x, y in zip(a, b, strict=True)
-    )
 
 
 def precise(params, opt):

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 from torch.distributed.tensor.placement_types import _StridedShard
 
 from tests.sharding.placed.drawn import Draw
+from tests.support.bits import equal
 from tests.support.groups import begin
 
 STEPS = 2
@@ -61,28 +62,21 @@ def stepped(
     }
 
 
-def alike(a: torch.Tensor, b: torch.Tensor) -> bool:
-    if a.dtype != b.dtype or a.shape != b.shape:
-        return False
-    a, b = (t.contiguous().reshape(-1).view(torch.uint8) for t in (a, b))
-    return torch.equal(a, b)
-
-
 def same(found: torch.Tensor, want: torch.Tensor) -> bool:
     """Whether this rank holds its part of a whole tensor, cut as torch cuts it for these
     placements, and all ranks together the whole.
     """
     if not isinstance(found, DTensor):
-        return alike(found, want)
+        return equal(found, want)
     if found.shape != want.shape:
         return False
     cut = distribute_tensor(want, found.device_mesh, found.placements, src_data_rank=None)
-    here = alike(found.to_local(), cut.to_local())
+    here = equal(found.to_local(), cut.to_local())
     gathered = found.full_tensor()  # a collective: called whatever the rest says
     strided = any(isinstance(placement, _StridedShard) for placement in found.placements)
-    if strided and not alike(cut.full_tensor(), want):  # torch 2.13 gathers some of these wrongly
+    if strided and not equal(cut.full_tensor(), want):  # torch 2.13 gathers some of these wrongly
         return here
-    return here and alike(gathered, want)
+    return here and equal(gathered, want)
 
 
 def everyone(answer: Any) -> list[Any]:
@@ -147,7 +141,7 @@ def one_byte_off(draw: Draw) -> str:
     found = distribute_tensor(want, mesh, [Shard(0)], src_data_rank=None)
     if dist.get_rank() == dist.get_world_size() - 1:
         found.to_local().view(torch.uint8)[-1] ^= 1
-    mine = alike(
+    mine = equal(
         found.to_local(), distribute_tensor(want, mesh, [Shard(0)], src_data_rank=None).to_local()
     )
     return f"{mine} {same(found, want)}"
