@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ema=given.ema,
             device_memory=given.device_memory,
             step_in_backward=given.step_in_backward,
+            waiting=given.waiting,
             micro_batch=given.micro_batch,
             context=given.context,
             checkpointing=given.checkpointing,
@@ -85,6 +86,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--checkpointing", action="store_true", help="layers are recomputed in the backward pass")
     add("--loss-chunk", type=int, metavar="N", help="positions whose logits exist at once (all)")
     add("--step-in-backward", action="store_true", help="gradients are freed as they are used")
+    add("--waiting", metavar="SIZE", help="and so many bytes of them wait for their steps (none)")
     add("--state-memory", metavar="MEMORY", help="the optimizer's state_memory (device)")
     add(
         "--option",

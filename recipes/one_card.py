@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from train_gpt import Text
 
 import lowbit
-from lowbit.planning.fit import parsed
+from lowbit.config.size import parsed
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -87,6 +87,7 @@ def arguments() -> argparse.Namespace:
     add("--optimizer", choices=("lowbit", "torch", "torchao", "bitsandbytes"), default="lowbit")
     add("--state", choices=("host", "card"), default="host", help="where lowbit's state lies")
     add("--preset", default="8bit", help="lowbit's state_format (8bit)")
+    add("--overlap", metavar="SIZE", help="steps beside the backward pass; so much waits: 256MiB")
     add("--keep-gradients", action="store_true", help="until the step, as other optimizers do")
     add("--steps", type=int, default=20)
     add("--micro-batch", type=int, default=1)
@@ -148,7 +149,8 @@ def optimizer(args: argparse.Namespace, model: nn.Module) -> Any:
         seed=args.seed,
     )
     if not args.keep_gradients:
-        lowbit.step_in_backward(model, opt)
+        beside = {} if args.overlap is None else {"overlap": True, "waiting": args.overlap}
+        lowbit.step_in_backward(model, opt, **beside)
     return opt
 
 
@@ -210,6 +212,7 @@ def estimated(args: argparse.Namespace) -> Any:
         state_format=args.preset,
         state_memory=state_memory(args),
         step_in_backward=not args.keep_gradients,
+        waiting=None if args.keep_gradients else args.overlap,
         micro_batch=args.micro_batch,
         context=args.context,
         checkpointing=True,

@@ -229,6 +229,7 @@ class Accumulator:
     def _hook(self, p: Tensor) -> None:
         if p.grad is None:
             return
+        places.wait_for_copy(p)
         if self._ddp and not self._micro:
             raise RuntimeError(
                 "a backward pass under DistributedDataParallel ran outside `with "

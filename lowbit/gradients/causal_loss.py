@@ -74,7 +74,7 @@ def causal_loss(
 def is_wrapped(model: Any) -> bool:
     """Whether something has to happen in the model's own forward pass."""
     inside = hasattr(model, "module") or hasattr(model, "peft_config")
-    return inside or bool(sharding.fsdp1_modules(model)) or sharding.is_fully_sharded(model)
+    return inside or sharding.is_fsdp_module(model)
 
 
 def comes_in_chunks(model: Any) -> bool:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import ops, sharding
+from lowbit.gradients import hooks as places
 
 
 class Divided(NamedTuple):
@@ -206,6 +207,7 @@ class ParamSums(Sums):
     def _hook(self, p: Tensor) -> None:
         if p.grad is None:
             return
+        places.wait_for_copy(p)
         now, mine = self.now(), self.of[p]
         unit, width = self._units.get(p, (None, 0))
         if unit is not None and unit.addends is not None:

@@ -4,6 +4,7 @@ and recovery after a failed pass.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -14,6 +15,7 @@ from lowbit import sharding
 
 accumulators: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its Accumulator
 steppers: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its InBackward
+offloaded: Any = WeakIdKeyDictionary()  # parameter -> weak reference to FSDP2's record of it
 NESTED = "micro-batches do not nest: leave one `accumulator.micro` before entering the next"
 
 
@@ -29,10 +31,25 @@ def stepper_of(p: Tensor) -> Any:
     return None if made is None else made()
 
 
-def check_model(model: nn.Module, what: str) -> None:
-    """Raises ValueError if a DistributedDataParallel is nested in the model: the hooks must know of
-    its reducer.
+def wait_for_copy(p: Tensor) -> None:
+    """Returns when a gradient has arrived on the CPU. Under CPUOffloadPolicy torch 2.12 and earlier
+    run hooks while the copy from the GPU is still under way.
     """
+    record = offloaded[p]() if p in offloaded else None
+    event = None if record is None else record.grad_offload_event
+    if event is not None:
+        event.synchronize()
+
+
+def check_model(model: nn.Module, what: str) -> None:
+    """Notes which gradients FSDP2 copies to the CPU.
+
+    Raises:
+        ValueError: a DistributedDataParallel is nested in the model: the hooks must know of its
+            reducer.
+    """
+    for p, record in sharding.offloaded(model):
+        offloaded[p] = weakref.ref(record)
     if not sharding.is_ddp(model) and any(sharding.is_ddp(m) for m in model.modules()):
         raise ValueError(
             f"this {type(model).__name__} contains a DistributedDataParallel; call {what} on that "

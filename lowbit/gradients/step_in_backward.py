@@ -12,10 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import sharding
+from lowbit.config.size import parsed
 from lowbit.gradients import hooks as places
+from lowbit.gradients.beside import Beside
 from lowbit.gradients.clip import Sums, divisor_for
 from lowbit.optim.one_step import Step
 from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.state.reduce_groups import reduce_groups
 from lowbit.step.presence import is_cut_batch, waits_for_others
 from lowbit.step.versions import raise_versions, versioned
 
@@ -27,6 +30,8 @@ def step_in_backward(
     scaler: Any = None,
     max_norm: float | None = None,
     norm_type: float = 2.0,
+    overlap: bool = False,
+    waiting: int | str = "256MiB",
 ) -> InBackward:
     """Steps each parameter as soon as the backward pass has its gradient, and frees the gradient.
 
@@ -59,6 +64,14 @@ def step_in_backward(
             divided by max(1, (previous norm + 1e-6) / max_norm), in the first step by 1. Unlike
             `clip_grad_norm_`, this clips a sudden large gradient one step late.
         norm_type: of that norm; 2 by default, positive.
+        overlap: runs steps beside the rest of the backward pass, with the same bits; False by
+            default. On a GPU they run on a second stream: worth it where state lies in the host's
+            memory (`state_memory="pinned"`). Parameters on the CPU are stepped by a thread: worth
+            it where the backward pass leaves cores idle, as under FSDP2 with CPUOffloadPolicy.
+            Weights and state are not to be read before `opt.step()` has returned. Parameters
+            whose step reduces over ranks or takes several passes are stepped as without it.
+        waiting: bytes of gradients that may wait for their steps with `overlap`, a number or such
+            as "256MiB" (default). A larger gradient waits alone.
 
     Returns:
         An `InBackward`, which has `hold`, `reset`, `remove` and the attribute `norm`.
@@ -67,7 +80,9 @@ def step_in_backward(
         TypeError: the optimizer belongs to another library.
         ValueError: FSDP1, whose hooks never run or run before the reduction; a parameter that is
             already stepped in the backward pass; an optimizer without a parameter of the model; a
-            scaler with sharded experts; a negative max_norm; or a norm_type that is not positive.
+            scaler with sharded experts; a negative max_norm; a norm_type that is not positive;
+            overlap under DistributedDataParallel, whose reducer ends with the backward pass; or
+            a `waiting` that is no size.
     """
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}")
@@ -75,7 +90,13 @@ def step_in_backward(
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
     if not norm_type > 0.0:
         raise ValueError(f"norm_type must be positive, not {norm_type}")
-    return InBackward(model, opt, scaler, max_norm, norm_type)
+    if overlap and sharding.is_ddp(model):
+        raise ValueError(
+            "overlap=True has nothing to run beside under DistributedDataParallel: its gradients "
+            "are reduced when the backward pass ends. Leave it out, or use fully_shard (FSDP2)"
+        )
+    beside = Beside(parsed(waiting)) if overlap else None
+    return InBackward(model, opt, scaler, max_norm, norm_type, beside)
 
 
 class InBackward:
@@ -96,11 +117,13 @@ class InBackward:
         scaler: Any,
         max_norm: float | None,
         norm_type: float,
+        beside: Beside | None = None,
     ) -> None:
         self.opt, self.scaler, self.max_norm, self.norm_type = opt, scaler, max_norm, norm_type
         self.norm: Tensor | None = None
         self._model = model
         self._ddp = sharding.is_ddp(model)
+        self._beside = beside
         self._divisor: Tensor | None = None
         self._sums = Sums(norm_type)
         self._found: dict[torch.device, Tensor] = {}
@@ -130,6 +153,7 @@ class InBackward:
         self._recovery = places.Recovery(model, self._groups)
         self._handles.append(self._recovery.handle)
         self._handles.append(opt.register_step_pre_hook(self._before_rest))
+        self._handles.append(opt.register_state_dict_pre_hook(lambda _: self._wait()))
         self._handles.append(opt.register_step_post_hook(self._end))
 
     def _late(self, own: Mapping[int, str]) -> set[Any]:
@@ -170,6 +194,7 @@ class InBackward:
 
     def remove(self) -> None:
         """Removes the hooks."""
+        self._wait()
         for handle in self._handles:
             handle.remove()
         for p in self._groups:
@@ -182,6 +207,7 @@ class InBackward:
     def _hook(self, p: Tensor) -> None:
         if self.held or p.grad is None:  # None: an accumulator has taken it
             return
+        places.wait_for_copy(p)
         self._step([p])
 
     def _step(self, params: list[Tensor]) -> None:
@@ -192,12 +218,43 @@ class InBackward:
                 self._sums.add(p)
             if self.scaler is not None:
                 found = self._look(p, found)
-        step = Step(self.opt, self._scale(), found)
-        self.opt.step_params([(self._groups[p], p) for p in params], step)
+        scale = self._scale()
+        beside = [p for p in params if self._runs_beside(p)]
+        now = [p for p in params if p not in set(beside)] if beside else params
+        if now:
+            step = Step(self.opt, scale, found)
+            self.opt.step_params([(self._groups[p], p) for p in now], step)
+        for p in beside:
+            self._start(p, scale, found)
         raise_versions(versioned(params))
         self.opt.stepped_early.update(params)
         for p in params:
             p.grad = None
+
+    def _runs_beside(self, p: Any) -> bool:
+        """Whether a parameter's step is a call of one operator on this rank alone. Collectives on
+        a second thread or stream would not come in the order of other ranks.
+        """
+        if self._beside is None:
+            return False
+        lay = self.opt.layouts[p]
+        return not (lay.home or lay.in_passes or any(reduce_groups(lay)))
+
+    def _start(self, p: Any, scale: Tensor | None, found: Tensor | None) -> None:
+        """Starts the step of a parameter beside the backward pass."""
+        assert self._beside is not None
+
+        def gathered() -> Step:
+            step = Step(self.opt, scale, found)
+            step.gather([(self._groups[p], p)])
+            return step
+
+        grad = sharding.local(p.grad)
+        self._beside.start(grad.device, grad.nbytes, gathered)
+
+    def _wait(self) -> None:
+        if self._beside is not None:
+            self._beside.wait()
 
     def _begin(self) -> None:
         if self._begun:
@@ -283,7 +340,10 @@ class InBackward:
         return [{"params": flags + rest}]
 
     def _before_rest(self, opt: Any, args: Any, kwargs: Any) -> Any:
-        """Clips parameters that no hook stepped in the last micro-batch like the others."""
+        """Waits for the steps that hooks have started, and clips parameters that no hook stepped in
+        the last micro-batch like the others.
+        """
+        self._wait()
         if self.max_norm is None:
             return None
         # even if this rank has no gradient: other ranks wait for its part of the norm

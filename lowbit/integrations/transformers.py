@@ -140,6 +140,10 @@ class StepInBackwardCallback(TrainerCallback):
     `gradient_accumulation_steps` the gradients of a step's micro-batches have to wait for each
     other, so all of them exist until its last backward pass.
 
+    Args:
+        overlap, waiting: of `lowbit.step_in_backward`: steps run beside the backward pass, and so
+            many bytes of gradients may wait for them; False and "256MiB" by default.
+
     Attributes:
         released: the `InBackward` while training runs; None before and after.
 
@@ -149,7 +153,8 @@ class StepInBackwardCallback(TrainerCallback):
             gradients before any step, or on several processes.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, overlap: bool = False, waiting: int | str = "256MiB") -> None:
+        self.overlap, self.waiting = overlap, waiting
         self.released: InBackward | None = None
         self._handle: Any = None
 
@@ -174,7 +179,9 @@ class StepInBackwardCallback(TrainerCallback):
             )
         opt = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's
         norm = args.max_grad_norm or None
-        self.released = lowbit.step_in_backward(model, opt, max_norm=norm)
+        self.released = lowbit.step_in_backward(
+            model, opt, max_norm=norm, overlap=self.overlap, waiting=self.waiting
+        )
         self._handle = model.register_forward_pre_hook(self._held_unless_last)
 
     def _held_unless_last(self, model: nn.Module, inputs: Any) -> None:

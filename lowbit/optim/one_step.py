@@ -140,6 +140,13 @@ class Step:
 
     def apply(self, params: Iterable[tuple[int, Any]]) -> None:
         """Steps these parameters, each with the number of its group."""
+        self.gather(params)
+        self.launch()
+
+    def gather(self, params: Iterable[tuple[int, Any]]) -> None:
+        """Takes the gradients, weights and state of these parameters, each with the number of its
+        group, for one call of an operator for each kind of step.
+        """
         opt, reducer = self.opt, self._reducer()
         called: dict[Any, StepGroup] = {}
         if reducer:
@@ -162,6 +169,10 @@ class Step:
         for where, step_group in called.items():
             self._bind(where, step_group)
         self.step_groups = list(called.values())
+
+    def launch(self) -> None:
+        """Steps what `gather` has taken."""
+        opt, reducer = self.opt, self._reducer()
         run_phases(self.step_groups, reducer)
         home.run(self.visitors, opt.param_groups, self._bind)
         if reducer and (self.found_inf is None or not bool(sharding.local(self.found_inf))):

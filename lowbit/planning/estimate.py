@@ -12,13 +12,14 @@ from torch import Tensor, nn
 
 from lowbit import sharding
 from lowbit.config.overrides import clean_name
+from lowbit.config.size import parsed
 from lowbit.config.types import StateFormat
 from lowbit.optim.ema import EMA_FORMAT, format_of
 from lowbit.optim.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.named import optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
-from lowbit.planning.fit import Setting, fit, parsed
+from lowbit.planning.fit import Setting, fit
 from lowbit.planning.libraries import COUNT, LIBRARIES, MOMENTS, STEP, Library
 from lowbit.planning.models import meta_model
 from lowbit.planning.report import Estimate, Footprint
@@ -39,6 +40,7 @@ def estimate(
     ema: bool | str = False,
     device_memory: str | int | None = None,
     step_in_backward: bool = False,
+    waiting: str | int | None = None,
     micro_batch: int = 1,
     context: int | None = None,
     checkpointing: bool = False,
@@ -83,6 +85,8 @@ def estimate(
             with nothing. 0.5 GiB and 5 % of it are kept for CUDA and the allocator's gaps.
         step_in_backward: whether gradients are freed as by `lowbit.step_in_backward`, and as by the
             others' own ways; False by default.
+        waiting: of `step_in_backward(overlap=True)`: the gradients that may wait for their steps,
+            such as "256MiB"; None (default) counts none.
         micro_batch, context: sequences of a forward pass, 1 by default, and tokens of each.
         checkpointing: whether transformers recomputes each layer in the backward pass; False by
             default.
@@ -143,7 +147,14 @@ def estimate(
         found = fit(
             model,
             dtype,
-            Setting(step_in_backward, micro_batch, context, checkpointing, loss_chunk),
+            Setting(
+                step_in_backward,
+                micro_batch,
+                context,
+                checkpointing,
+                loss_chunk,
+                0 if waiting is None else parsed(waiting),
+            ),
             None if device_memory is None else parsed(device_memory),
             loss,
             lambda changed: _on_card(*laid_out(changed), {**options, **changed}),

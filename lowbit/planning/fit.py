@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +15,6 @@ from lowbit.gradients.causal_loss import comes_in_chunks
 from lowbit.planning.peers import PEERS
 from lowbit.planning.trace import Loss, Moment, Passes, causal_step, trace
 
-UNITS = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
-UNITS |= {"kib": 1 << 10, "mib": 1 << 20, "gib": 1 << 30, "tib": 1 << 40}
 # What a card's memory holds besides tensors: the context of CUDA with its kernels, and gaps between
 # blocks of torch's allocator. A rule of thumb, no measurement.
 CONTEXT, GAPS = 1 << 29, 0.05
@@ -42,12 +39,14 @@ class Setting:
     context: int | None = None
     checkpointing: bool = False
     loss_chunk: int | None = None
+    waiting: int = 0  # bytes of gradients that wait for steps beside the backward pass
 
     def __str__(self) -> str:
         said = [] if self.context is None else [f"{self.micro_batch} x {self.context} tokens"]
         said += ["checkpointed activations"] if self.checkpointing else []
         said += [f"loss in chunks of {self.loss_chunk}"] if self.loss_chunk is not None else []
         said += ["gradients released"] if self.step_in_backward else []
+        said += [f"up to {self.waiting / 2**20:.0f} MiB of them waiting"] if self.waiting else []
         return ", ".join(said)
 
 
@@ -161,7 +160,8 @@ def fit(
     def plan(options: Mapping[str, Any], how: Setting) -> Plan:
         title, card, host = state(tuple(options.items()))
         run = passes(how.micro_batch, how.checkpointing, how.loss_chunk)
-        return Plan(title, weights, card, host, phases(run, how.step_in_backward))
+        moments = phases(run, how.step_in_backward, how.waiting)
+        return Plan(title, weights, card, host, moments)
 
     now = passes(setting.micro_batch, setting.checkpointing, setting.loss_chunk)
     plans = {"lowbit": plan({}, setting)}
@@ -179,29 +179,19 @@ def fit(
     return Fit(setting, device_memory, now.largest_gradient, plans, found)
 
 
-def phases(run: Passes, released: bool) -> dict[str, Moment]:
-    """The peaks of a step's phases, above weights and state."""
+def phases(run: Passes, released: bool, waiting: int = 0) -> dict[str, Moment]:
+    """The peaks of a step's phases, above weights and state. Of gradients that wait for their
+    steps, as many as may.
+    """
+    backward = run.released if released else run.backward
+    if released and waiting:
+        most = min(run.trained, backward.gradients + waiting)
+        backward = replace(backward, gradients=max(backward.gradients, most))
     return {
         "forward": run.forward,
-        "backward": run.released if released else run.backward,
+        "backward": backward,
         "step": Moment(0, 0 if released else run.trained),
     }
-
-
-def parsed(memory: str | int) -> int:
-    """Bytes of a size such as "24GiB", "80 GB" or 1 << 30.
-
-    Raises:
-        ValueError: it is not positive, or no size.
-    """
-    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", str(memory).lower())
-    try:
-        size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    except (ValueError, KeyError):
-        size = 0
-    if size < 1:
-        raise ValueError(f'a size of memory is a number of bytes or "24GiB", not {memory!r}')
-    return size
 
 
 def usable(device_memory: int) -> int:
@@ -239,6 +229,8 @@ def _subsets(known: Sequence[tuple[str, Any]]) -> Iterable[tuple[tuple[str, Any]
 
 
 def _check(model: nn.Module, setting: Setting, loss: Loss | None) -> None:
+    if setting.waiting and not setting.step_in_backward:
+        raise ValueError("waiting= is of gradients that are released: give step_in_backward=True")
     for name in ("micro_batch", "context", "loss_chunk"):
         value = getattr(setting, name)
         if value is not None and value < 1:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from lowbit.sharding.collective import average_over
+from lowbit.sharding.wrapper import param_groups
 
 
 class UnitAddends:
@@ -74,10 +75,7 @@ class Unit:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        state = module._get_fsdp_state()
-        groups = getattr(state, "_fsdp_param_groups", None)
-        if groups is None:  # torch 2.12 and earlier
-            groups = [g for g in [state._fsdp_param_group] if g is not None]
+        groups = param_groups(module)
         name = type(module).__name__
         if len(groups) > 1:
             raise NotImplementedError(

@@ -22,12 +22,31 @@ def inside_ddp(module: Any) -> bool:
 
 def is_fully_sharded(module: Any) -> bool:
     """Whether fully_shard (FSDP2) was called on any part of a module."""
-    return any(_is_fsdp2(part) for part in module.modules())
+    return any(is_fsdp_module(part) for part in module.modules())
 
 
-def _is_fsdp2(part: Any) -> bool:
+def is_fsdp_module(part: Any) -> bool:
+    """Whether fully_shard (FSDP2) was called on a module itself."""
     # Composable DDP (torch.distributed._composable.replicate) has the first alone.
     return hasattr(part, "set_requires_gradient_sync") and hasattr(part, "reshard")
+
+
+def offloaded(module: Any) -> list[tuple[Any, Any]]:
+    """The sharded parameters whose gradients FSDP2 copies to the CPU, each with FSDP2's record of
+    it, which has the event of the copy.
+    """
+    groups = [g for part in module.modules() if is_fsdp_module(part) for g in param_groups(part)]
+    records = [record for group in groups for record in group.fsdp_params]
+    return [(one.sharded_param, one) for one in records if one.offload_to_cpu]
+
+
+def param_groups(part: Any) -> list[Any]:
+    """FSDP2's groups of the parameters of a module that fully_shard was called on."""
+    state = part._get_fsdp_state()
+    groups = getattr(state, "_fsdp_param_groups", None)
+    if groups is None:  # torch 2.12 and earlier
+        groups = [g for g in [state._fsdp_param_group] if g is not None]
+    return list(groups)
 
 
 def reshard(module: Any) -> None:
@@ -35,7 +54,7 @@ def reshard(module: Any) -> None:
     so that the next pass gathers them again.
     """
     for part in module.modules():
-        if _is_fsdp2(part):
+        if is_fsdp_module(part):
             part.reshard()
 
 
@@ -48,7 +67,7 @@ def reset_fully_sharded(module: Any) -> bool:
     """
     able = True
     for part in module.modules():
-        if not _is_fsdp2(part):
+        if not is_fsdp_module(part):
             continue
         if not hasattr(part, "reset_iter_state"):
             able = False

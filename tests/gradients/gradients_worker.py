@@ -321,25 +321,32 @@ def in_backward(ranks: int) -> Found:
     found = {}
     for kind in KINDS + (POLICIES if ranks == 2 else ()):
         for name in ("AdamW", "LAMB", "Adafactor") if kind in ("ddp", "fsdp2") else ("AdamW",):
-            model, other = net(kind), net(kind)
-            opt, ordinary = optimizer(model, name), optimizer(other, name)
-            released = lowbit.step_in_backward(model, opt, max_norm=0.01)
-            scale = None
-            norms = True
-            for step in range(3):
-                model(batch(step), step != 1).backward()
-                freed = all(p.grad is None for p in model.parameters())
-                opt.step()
-                other(batch(step), step != 1).backward()
-                norm, following = lowbit.clip_scale(other.parameters(), 0.01)
-                norms &= torch.equal(norm, released.norm)
-                ordinary.step(grad_scale=scale)
-                ordinary.zero_grad()
-                scale = following
-            same = equal(everything(model, opt), everything(other, ordinary))
-            found[f"step in backward, {kind}, {name}"] = same and freed
-            found[f"norm of the step before, {kind}, {name}"] = norms
+            for overlap in (False, True) if kind.startswith("fsdp2") else (False,):
+                how = f"{kind}, {name}{', beside' if overlap else ''}"
+                same, norms = stepped_in_backward(kind, name, overlap)
+                found[f"step in backward, {how}"] = same
+                found[f"norm of the step before, {how}"] = norms
     return found
+
+
+def stepped_in_backward(kind: str, name: str, overlap: bool) -> tuple[bool, bool]:
+    """Whether weights and state, and whether the norms, are those of ordinary steps."""
+    model, other = net(kind), net(kind)
+    opt, ordinary = optimizer(model, name), optimizer(other, name)
+    released = lowbit.step_in_backward(model, opt, max_norm=0.01, overlap=overlap, waiting=1 << 14)
+    scale = None
+    freed = norms = True
+    for step in range(3):
+        model(batch(step), step != 1).backward()
+        freed &= all(p.grad is None for p in model.parameters())
+        opt.step()
+        other(batch(step), step != 1).backward()
+        norm, following = lowbit.clip_scale(other.parameters(), 0.01)
+        norms &= torch.equal(norm, released.norm)
+        ordinary.step(grad_scale=scale)
+        ordinary.zero_grad()
+        scale = following
+    return freed and equal(everything(model, opt), everything(other, ordinary)), norms
 
 
 def in_backward_with_nothing_here(ranks: int) -> Found:

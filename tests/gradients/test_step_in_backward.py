@@ -2,6 +2,7 @@
 than one layer's gradients.
 """
 
+import functools
 import math
 
 import pytest
@@ -25,6 +26,16 @@ MAKERS = {
     "Schedule-Free": lambda ps: begin(lowbit.ScheduleFreeAdamW(ps, lr=1e-2, warmup_steps=3)),
     "cautious": lambda ps: lowbit.AdamW(ps, lr=1e-2, cautious=True),
 }
+
+
+@pytest.fixture(params=["in the hook", "beside", "beside, one waits"], autouse=True)
+def where(request, monkeypatch):
+    """Where steps run. All tests but those of the steps beside hold for each."""
+    if request.param != "in the hook":
+        most = 1 if "one waits" in request.param else "256MiB"
+        released = functools.partial(lowbit.step_in_backward, overlap=True, waiting=most)
+        monkeypatch.setattr(lowbit, "step_in_backward", released)
+    return request.param
 
 
 def build(name="AdamW", dtype=torch.bfloat16):
@@ -116,6 +127,7 @@ def test_with_accumulation(rounding):
             for m, accumulator in ((net, one), (other, two)):
                 with accumulator.micro(last=i == 2):
                     m(tokens(3 * step + i), use=i < 2).backward()
+            opt.state_dict()  # waits for steps beside
             assert torch.equal(before, net.one.weight) == (i < 2)
         assert net.one.weight.grad is None and net.sometimes.weight.grad is not None
         for o in (opt, ordinary):
@@ -240,7 +252,8 @@ def deep(layers=24, width=256, dtype=torch.bfloat16):
 
 
 @pytest.mark.parametrize("accumulation", [False, True])
-def test_peak_memory(accumulation):
+@pytest.mark.parametrize("where", ["in the hook"], indirect=True)  # allocations of this thread
+def test_peak_memory(accumulation, where):
     """Weights, state and one layer's gradients, and 5 %: by every allocation that torch makes."""
 
     def measure(in_backward):

@@ -11,6 +11,7 @@ from torch import nn
 
 import lowbit
 from lowbit import __main__ as command
+from lowbit.config import size as sizes
 from lowbit.planning import fit as planning
 from lowbit.planning.peers import PEERS
 from lowbit.planning.trace import checkpoint_layers
@@ -120,11 +121,6 @@ class Net(nn.Module):
         return self.out(nn.functional.silu(x))
 
 
-def test_a_loss_in_chunks_goes_around_no_wrapper():
-    with pytest.raises(ValueError, match="forward pass of this DataParallel would not run"):
-        lowbit.causal_loss(nn.DataParallel(nn.Linear(4, 4)), torch.zeros(1, 4, dtype=torch.int64))
-
-
 def test_any_model_is_traced_by_its_loss():
     model = Net()
     said = lowbit.estimate(model, loss=lambda m: m(torch.empty(512, 256)).square().mean())
@@ -176,6 +172,20 @@ def test_a_verdict_and_what_changes_it():
         least = after.plans["lowbit"].peak
     hopeless = lowbit.estimate(model, device_memory=memory(100_000), **wanted).fit
     assert not hopeless.fits() and hopeless.changes is None
+
+
+def test_gradients_that_wait_for_steps_beside_are_counted():
+    wanted = {"context": CONTEXT, "micro_batch": BATCH, "step_in_backward": True}
+    model = llama()
+    alone, some, all_of_them = (
+        lowbit.estimate(model, waiting=waiting, **wanted).fit.plans["lowbit"].phases["backward"]
+        for waiting in (None, 4096, "1GiB")
+    )
+    assert some.gradients == alone.gradients + 4096 and some.activations == alone.activations
+    assert all_of_them.gradients == sum(p.nbytes for p in model.parameters())
+    assert "waiting" in str(lowbit.estimate(model, waiting="64MiB", **wanted))
+    with pytest.raises(ValueError, match="give step_in_backward=True"):
+        lowbit.estimate(model, context=CONTEXT, waiting="1MiB")
 
 
 def test_state_leaves_the_card():
@@ -251,7 +261,7 @@ def test_the_result_prints_and_becomes_json(tmp_path, capsys):
 
 @pytest.mark.parametrize("text, size", [("24GiB", 24 << 30), ("80 gb", 80 * 10**9), (512, 512)])
 def test_a_size_is_read(text, size):
-    assert planning.parsed(text) == size
+    assert sizes.parsed(text) == size
 
 
 @pytest.mark.parametrize(
