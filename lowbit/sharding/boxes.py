@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from lowbit.sharding.collective import device_of, host_device, reduce_over
 from lowbit.sharding.placement import parts_of_dimension
 from lowbit.sharding.tensor import is_dtensor
 
@@ -62,7 +64,8 @@ def boxes(p: Any) -> Boxes | None:
         )
     )
     ranks = [int(mesh.mesh[coordinate]) for coordinate in coordinates]
-    group = mesh.get_group(over[0]) if len(over) == 1 else _group(ranks)
+    of_dimensions = [mesh.get_group(i) for i in over]
+    group = of_dimensions[0] if len(over) == 1 else _group(ranks, of_dimensions)
     made: dict[int, tuple[int, tuple[Range, Range]]] = {}
     of_dims = [ranges(p, dim) for dim in dims]
     for rank, coordinate in zip(ranks, coordinates, strict=True):
@@ -105,9 +108,12 @@ def rank_in(group: Any, rank: int) -> int:
     return dist.get_group_rank(group, rank)
 
 
-def _group(ranks: Sequence[int]) -> Any:
+def _group(ranks: Sequence[int], of_dimensions: Sequence[Any]) -> Any:
     """The process group of these global ranks, which all call this;
     the default one if they are all.
+
+    Args:
+        of_dimensions: the groups over each mesh dimension, which together join the ranks.
     """
     import torch.distributed as dist
 
@@ -121,5 +127,22 @@ def _group(ranks: Sequence[int]) -> Any:
         except (ValueError, RuntimeError):  # destroyed with the default process group
             group = None
     if group is None:
+        _even_out(of_dimensions)
         group = _made[known] = dist.new_group(list(known), use_local_synchronization=True)
     return group
+
+
+def _even_out(of_dimensions: Sequence[Any]) -> None:
+    """Gives all ranks that these groups join the same number of process groups, by groups of one
+    rank. torch names a group that only its ranks make after that number, and ranks with different
+    names would wait for each other.
+    """
+    import torch.distributed as dist
+
+    count = len(dist.distributed_c10d._world.pg_names)
+    most = torch.tensor([count], dtype=torch.int64)
+    for group in of_dimensions:
+        most = most.to(host_device([group], device_of(group)))
+        reduce_over([(most, group, "max")])
+    for _ in range(int(most) - count):
+        dist.new_group([dist.get_rank()], use_local_synchronization=True)
