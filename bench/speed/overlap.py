@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import importlib.util
 import os
 import pathlib
 import statistics
+import sys
 import tempfile
 import time
 from typing import Any
@@ -29,7 +29,8 @@ from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 import lowbit
 
-RECIPE = pathlib.Path(__file__).parents[2] / "recipes" / "one_card.py"
+RECIPES = pathlib.Path(__file__).parents[2] / "recipes"
+WARM = 3  # turns that are not counted
 WAYS: dict[str, dict[str, Any] | None] = {
     "after the backward pass": None,
     "in the backward pass": {},
@@ -41,12 +42,11 @@ def made(layers: int) -> Any:
     """The recipe's model, with its layers checkpointed."""
     import transformers
 
-    spec = importlib.util.spec_from_file_location("one_card", RECIPE)
-    assert spec is not None and spec.loader is not None
-    recipe = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(recipe)
+    sys.path.append(str(RECIPES))
+    from one_card import SMALL
+
     torch.manual_seed(0)
-    config = transformers.LlamaConfig(**{**recipe.SMALL, "num_hidden_layers": layers})
+    config = transformers.LlamaConfig(**{**SMALL, "num_hidden_layers": layers})
     config._attn_implementation = "sdpa"
     model = transformers.LlamaForCausalLM(config).bfloat16()
     model.train()
@@ -88,7 +88,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, list[float]], set[str]]
     """Seconds of the steps of each way, and the digests of their weights."""
     ways = {name: Way(args.layers, options) for name, options in WAYS.items()}
     times: dict[str, list[float]] = {name: [] for name in ways}
-    for turn in range(args.rounds + 1):
+    for turn in range(WARM + args.rounds):
         torch.manual_seed(turn)
         ids = torch.randint(0, 8192, (1, args.context + 1))
         for name, way in ways.items():
@@ -96,7 +96,7 @@ def measure(args: argparse.Namespace) -> tuple[dict[str, list[float]], set[str]]
                 dist.barrier()
             begin = time.perf_counter()
             way.step(ids)
-            if turn:
+            if turn >= WARM:
                 times[name].append(time.perf_counter() - begin)
     return times, {way.digest() for way in ways.values()}
 
