@@ -5,12 +5,12 @@ import types
 
 import pytest
 import torch
-from test_gradients import Net, tokens
 from torch import nn
 
 import lowbit
 from lowbit.gradients import beside, hooks
 from lowbit.optim.one_step import Step
+from tests.gradients.test_gradients import Net, tokens
 
 CPU = torch.device("cpu")
 

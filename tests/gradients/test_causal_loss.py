@@ -123,4 +123,4 @@ def sharded():
 
 @pytest.mark.slow
 def test_the_parts_of_a_wrapped_module_may_be_sharded(pool):
-    assert pool.run(2, "test_causal_loss", "sharded") == [True, True]
+    assert pool.run(2, sharded) == [True, True]

@@ -35,5 +35,5 @@ def with_a_group_that_some_ranks_have():
 
 @pytest.mark.slow
 def test_ranks_with_different_numbers_of_groups_find_each_other(pool):
-    found = pool.run(5, "test_boxes", "with_a_group_that_some_ranks_have")
+    found = pool.run(5, with_a_group_that_some_ranks_have)
     assert found == [True] * 4 + [None]
