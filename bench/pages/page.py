@@ -14,12 +14,8 @@ def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
     device = facts.get("gpu", {}).get("name", "the CPU") if "gpu" in facts else "the CPU"
     parts = [
         f"# Measured on {device}",
-        (
-            f"`{command}` writes this page; docs/bench.md describes the method. The run took "
-            f"{result['seconds']['all'] / 60:.1f} minutes."
-        ),
-        machine(result),
         *[f"![{name.removesuffix('.png')}]({name})" for name in pictures],
+        *([opening(result["step"])] if result.get("step") else []),
     ]
     for key, title, write in (
         ("step", "The step", step),
@@ -35,7 +31,39 @@ def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
             parts.append(write(result[key]))
         if failed:
             parts.append(f"Failed: {failed}")
+    parts += [
+        "## Method",
+        filled(
+            f"`{command}` writes this page; [bench.md](bench.md#method) describes the method. The "
+            f"run took {result['seconds']['all'] / 60:.1f} minutes."
+        ),
+        machine(result),
+    ]
     return "\n\n".join(parts) + "\n"
+
+
+def opening(cases: list[dict]) -> str:
+    """The range of lowbit's 8-bit step over all workloads, and those of other 8-bit steps."""
+
+    def ratios(start: str) -> list[float]:
+        return [
+            r["to_torch"]
+            for c in cases
+            for r in c["rows"]
+            if r["to_torch"] and r["name"].startswith(start)
+        ]
+
+    ours = ratios("lowbit 8-bit, bf16 stochastic")
+    others = ratios("torchao AdamW8bit") + ratios("bitsandbytes AdamW8bit")
+    if not ours:
+        return "How long a step takes, beside torch's fused float32 AdamW."
+    said = (
+        f"A step of 8-bit AdamW takes {min(ours):.1f} to {max(ours):.1f} times as long as torch's "
+        "fused float32 step, over all workloads and threads below."
+    )
+    if others:
+        said += f" torchao's and bitsandbytes' take {min(others):.0f} to {max(others):.0f} times."
+    return filled(said)
 
 
 def machine(result: Result) -> str:
@@ -70,6 +98,11 @@ def filled(*sentences: str) -> str:
     )
 
 
+def bullets(*items: str) -> str:
+    """A list whose lines fit a screen."""
+    return "\n".join(filled(f"* {item}").replace("\n", "\n  ") for item in items if item)
+
+
 def busy(facts: Result) -> str:
     """What a reader must know of a timing beside other work; empty where the machine was quiet."""
     return (
@@ -85,7 +118,7 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def step(cases: list[dict]) -> str:
     parts = [
-        (
+        filled(
             "Times are medians over rounds in which all contestants take turns; ratios are medians "
             "over the same rounds. `of copy` is the bytes that the step moves over its time, as a "
             "share of the copy's speed."
@@ -130,7 +163,13 @@ def step(cases: list[dict]) -> str:
 
 
 def left_out(missing: dict[str, str]) -> str:
-    return "\n".join(f"* not measured: {name}: {reason}" for name, reason in missing.items())
+    """Contestants that a table lacks, a line for each reason."""
+    names: dict[str, list[str]] = {}
+    for name, reason in missing.items():
+        names.setdefault(reason, []).append(name)
+    return bullets(
+        *(f"not measured ({reason}): {'; '.join(some)}" for reason, some in names.items())
+    )
 
 
 def growth(g: dict) -> str:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import textwrap
 from typing import Any
 
 import lowbit
-from bench.pages.page import filled
+from bench.pages.page import bullets, filled
 
 STEPS = (1_000, 10_000, 100_000)
 # The largest bias, over all steps, up to which a preset is recommended; and up to which it is
@@ -93,12 +92,12 @@ def opening(results: Results) -> str:
     for name, said in verdicts(results).items():
         names.setdefault(said, []).append(f"`{name}`")
     said = (
-        f"Take one of {', '.join(names['recommended'])}: over 100,000 simulated steps their state "
-        f"stays within {percent(RECOMMENDED)} of float32's."
+        f"Take one of {', '.join(names['recommended'])}: after 100,000 simulated steps their state "
+        f"is still within {percent(RECOMMENDED)} of float32's."
     )
     if worse := names.get("warned about"):
-        said += f" Avoid {', '.join(worse)} under AdamW: theirs moves away."
-    return said
+        said += f" Avoid {', '.join(worse)} under AdamW: their state drifts away."
+    return filled(said)
 
 
 def page(results: Results) -> str:
@@ -112,29 +111,13 @@ def page(results: Results) -> str:
             [
                 "# Drift",
                 "",
-                *textwrap.wrap(opening(results), 120, break_on_hyphens=False),
+                opening(results),
                 "",
                 "## Presets",
                 "",
-                (
-                    "The largest bias after 1,000, 10,000 and 100,000 steps, where they were "
-                    "measured; [below](#method) is what the words"
-                ),
-                "mean. The first moment is one of unlike magnitudes. A preset is",
-                "",
-                f"* **recommended** if all three are at most {percent(RECOMMENDED)};",
-                (
-                    "* **warned about** if like magnitudes are off by more than "
-                    f"{percent(TOLERATED)}, or the first moment by more than "
-                    f"{percent(TOLERATED_FIRST)};"
-                ),
-                (
-                    "* **tolerated** otherwise: small values of a block lose part of their first "
-                    "moment and take smaller steps than they"
-                ),
-                (
-                    "  should, because a second moment never becomes zero, or all steps are "
-                    "smaller by a constant factor."
+                filled(
+                    "The largest bias of stored state after 1,000, 10,000 and 100,000 steps. The "
+                    "first moment is one of unlike magnitudes. An empty cell is not measured yet."
                 ),
                 "",
                 *table(
@@ -147,89 +130,88 @@ def page(results: Results) -> str:
                     ],
                     rows,
                 ),
-                (
-                    "The second moment of `bfloat16` to the nearest grows for as long as a run "
-                    "lasts: a step of beta2 0.999 is less than half"
+                bullets(
+                    f"**Recommended**: all three are at most {percent(RECOMMENDED)}.",
+                    f"**Warned about**: like magnitudes are off by more than {percent(TOLERATED)}, "
+                    f"or the first moment by more than {percent(TOLERATED_FIRST)}.",
+                    "**Tolerated**: all else. Small values of a block lose part of their first "
+                    "moment, and take smaller steps than they should, because a second moment "
+                    "never becomes zero. Or all steps are smaller by a constant factor.",
                 ),
-                (
-                    "a unit in the last place downwards, and is lost. `bfloat16_stochastic` takes "
-                    "the same bytes and does not drift."
-                ),
-                (
-                    "With rounding to nearest, `log8` and `log8_fixed` settle beside the mean; "
-                    '`rounding="stochastic"` brings them back.'
-                ),
-                (
-                    "`6bit` settles high for the same reason as `bfloat16`: its steps of 1/64 "
-                    "swallow small changes, most of all downwards; with"
-                ),
-                (
-                    "fewer bits the block's own maximum holds the values down. Factored moments "
-                    "are float32 means, which do not drift; what"
-                ),
-                (
-                    "they approximate is another matter. The loss of some presets after a real run "
-                    "is in [quality.md](quality.md)."
+                "",
+                "[quality.md](quality.md) has the loss of some presets after a real run.",
+                "",
+                "## Why they drift",
+                "",
+                bullets(
+                    "**`bfloat16` to the nearest** has a second moment that grows for as long as a "
+                    "run lasts. A step of beta2 0.999 is less than half a unit in the last place "
+                    "downwards, and is lost. `bfloat16_stochastic` takes the same bytes and does "
+                    "not drift.",
+                    "**`6bit`** settles high for the same reason: its steps of 1/64 swallow small "
+                    "changes, most of all downwards. With fewer bits the block's own maximum holds "
+                    "the values down.",
+                    "**`log8` and `log8_fixed`**, rounded to the nearest, settle beside the mean. "
+                    '`rounding="stochastic"` brings them back.',
+                    "**Factored moments** are float32 means, which do not drift. What they "
+                    "approximate is another matter.",
                 ),
                 "",
                 "## Method",
                 "",
                 filled(
-                    "How far stored state moves away from float32's under the same stationary "
-                    "gradients. `python -m bench.quality.drift` simulates one tensor of 512 "
-                    "elements with the CPU's own step, continues where it stopped, and writes "
-                    "this page. Formats with scales of rows and columns have one of 256 rows of "
-                    "256, since a row and a column of a few elements fit each of them too well."
+                    "**What runs.** State is stored in a format and stepped under stationary "
+                    "gradients, beside float32 state under the same ones. `python -m "
+                    "bench.quality.drift` simulates one tensor of 512 elements with the CPU's own "
+                    "step, continues where it stopped, and writes this page. Formats with scales "
+                    "of rows and columns have one of 256 rows of 256: a row and a column of a few "
+                    "elements would fit each of them too well."
                 ),
                 "",
-                (
-                    "Element i's gradient is s (0.3 sign + z), z normal and new in each step. Of "
-                    "*unlike* magnitudes log s has a standard"
-                ),
-                (
-                    "deviation of 1, so a block of 256 covers some five binary orders each way; of "
-                    "*like* ones s is the same everywhere."
+                filled(
+                    "**Gradients.** Element i's gradient is s (0.3 sign + z), with z normal and "
+                    "new in each step. Of *unlike* magnitudes log s has a standard deviation of 1, "
+                    "so a block of 256 covers some five binary orders each way. Of *like* ones s "
+                    "is the same everywhere."
                 ),
                 "",
-                (
-                    "* **Bias** of a mean: its part along the gradient's mean, relative to "
-                    "float32's. Of a second moment: of its root, by"
-                ),
-                (
-                    "  which a step is divided. Elements count alike, relative to s. Averages of "
-                    "20 looks in the last tenth of the steps."
-                ),
-                (
-                    "* **Error** of a mean: the root mean square of what "
-                    "differs, relative to float32's."
+                filled(
+                    "**Bias** of a mean is its part along the gradient's mean, relative to "
+                    "float32's. Of a second moment it is that of its root, by which a step is "
+                    "divided. Elements count alike, relative to s. Numbers are averages of 20 "
+                    "looks in the last tenth of the steps."
                 ),
                 "",
-                "An empty cell is not measured yet.",
+                filled(
+                    "**Error** of a mean is the root mean square of what differs, relative to "
+                    "float32's."
+                ),
                 "",
                 "## AdEMAMix's slow mean",
                 "",
-                (
-                    "A decay of 0.9999. Presets keep it in `bfloat16`, stochastic; "
-                    "[optimizers.md](optimizers.md#presets) says how to"
+                filled(
+                    "Keep it in `bfloat16`, rounded stochastically, as presets do. "
+                    "[optimizers.md](optimizers.md#presets) says how to choose otherwise; every "
+                    "format here but that and float32 brings a warning."
                 ),
-                (
-                    "choose otherwise, with a warning for every format here but that and float32. "
-                    "Where gradients have no mean, float32's own slow"
+                "",
+                filled(
+                    "The decay is 0.9999. Where gradients have no mean, float32's own slow mean is "
+                    "only noise, and the error is 11 % of that after 6,000 steps."
                 ),
-                "mean is only noise, and the error is 11 % of that after 6,000 steps.",
                 "",
                 *series(results, "exp_avg_slow", ["bias", "error"], "format"),
                 "## Lion",
                 "",
-                (
-                    "Betas of 0.9 and 0.99. Lion's update is a sign: *signs* is the share of "
-                    "updates with another one than float32's. Half of"
+                filled(
+                    "Do not train Lion with two bits. Its update is a sign: with `2bit` more than "
+                    "a third of the signs are wrong, with `8bit` less than a hundredth."
                 ),
-                (
-                    "them would be chance. With `2bit` more than a third are wrong, with `8bit` "
-                    "less than a hundredth: do not train Lion with"
+                "",
+                filled(
+                    "Betas are 0.9 and 0.99. *Signs* is the share of updates with another sign "
+                    "than float32's. Half of them would be chance."
                 ),
-                "two bits.",
                 "",
                 *series(results, "lion", ["error", "signs"], "format"),
                 "## Second moment, like magnitudes",

@@ -23,7 +23,7 @@ import torch
 import lowbit
 from bench import ROOT
 from bench.measuring import machine
-from bench.pages.page import filled, table
+from bench.pages.page import bullets, filled, table
 
 RESULTS = ROOT / "bench" / "results" / "drift_rows.json"
 FORMATS = ("float32", "8bit", "4bit", "bfloat16_stochastic", "bfloat16")
@@ -115,14 +115,17 @@ def main() -> None:
 def section(result: dict[str, Any]) -> list[str]:
     """The part of docs/quality.md."""
     m = result["machine"]
-    text = filled(
-        "8-bit rows move as float64's do however seldom a gradient comes, and a long pause costs "
-        "nothing: all values of a block decay alike, so that its codes stay and its scale shrinks. "
-        "Where rows of many frequencies share blocks, as in a flat grid with short rows, rare rows "
-        "fall behind. 4-bit rows move less than half as far, rare and frequent ones alike. Plain "
-        "bfloat16 cannot decay by a thousandth. Each cell is how far the rows moved by float64's "
-        "moves, and in brackets the error, after "
-        f"{result['steps']:,} steps of AdamW with betas 0.9 and 0.999; a paused row has no "
+    said = bullets(
+        "**8-bit rows move as far as float64's**, however seldom a gradient comes. A long pause "
+        "costs nothing: all values of a block decay alike, so codes stay and the scale shrinks.",
+        "**Rows that share blocks fall behind if they are rare**, as in a flat grid with short "
+        "rows.",
+        "**4-bit rows move less than half as far**, rare and frequent ones alike.",
+        "**Plain bfloat16 cannot decay** by a thousandth.",
+    )
+    method = filled(
+        "A cell is how far the rows moved, as a share of float64's way, and in brackets the error, "
+        f"after {result['steps']:,} steps of AdamW with betas 0.9 and 0.999. A paused row has no "
         f"gradient in steps {PAUSE[0]:,} to {PAUSE[1]:,}. `python -m bench.quality.drift_rows`; "
         f"{m['cpu']}, {m['isa']}, torch {m['versions']['torch']}, {result['date']}."
     )
@@ -138,7 +141,7 @@ def section(result: dict[str, Any]) -> list[str]:
         for name, kinds in found.items()
         if name != "float32"
     ]
-    return [text, "", *table(["state", *KINDS], rows).splitlines()]
+    return [said, "", *table(["state", *KINDS], rows).splitlines(), "", method]
 
 
 if __name__ == "__main__":

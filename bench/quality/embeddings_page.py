@@ -9,7 +9,7 @@ import statistics
 from typing import Any
 
 from bench.measuring.intervals import Interval, interval
-from bench.pages.page import filled, table
+from bench.pages.page import bullets, filled, table
 from bench.quality import drift_rows
 from bench.quality import embeddings as runs
 from bench.quality.runs import Lines, read
@@ -83,37 +83,52 @@ def section() -> list[str]:
     return [
         "## Embeddings and heads",
         "",
-        filled(
+        bullets(
             "**8-bit state is enough for an embedding and for a head.** From scratch no class of "
-            "words was shown to lose. Fine-tuned, 8 bits for both cost the mean of all words less "
-            "than 0.002, where other random bits alone change it by 0.02 from scratch. That is "
-            "what 5.8 GiB of float32 state would buy for Llama 3 8 B, so `lowbit.param_groups` "
-            "gives both no format of their own. In an 8-bit head the rarest words, whose loss is "
-            "12, lose 0.01 to 0.02. A learning rate that is a few percent higher does the same: "
-            "doubling it raised their loss by 0.2 to 0.7, and 8-bit rows that get a gradient in "
-            "every step move 2 to 3 % further "
-            "([below](#rows-that-seldom-get-a-gradient)). **Tied weights keep float32**: their "
-            "runs tell less, no fine-tuning has run, and the rarest words lost more. **4 bits in "
-            "the head cost rare words**, and their runs part far from float32's."
+            "words was shown to lose. In fine-tuning, 8 bits for both cost less than 0.002. Other "
+            "random bits alone change the loss by 0.02 from scratch.",
+            "**It saves 5.8 GiB on Llama 3 8 B**, so `lowbit.param_groups` gives neither a format "
+            "of its own.",
+            "**The rarest words lose a little under an 8-bit head**: 0.01 to 0.02 of a loss of 12. "
+            "A learning rate that is a few percent higher does the same, and doubling it raised "
+            "their loss by 0.2 to 0.7. 8-bit rows that get a gradient in every step do move 2 to "
+            "3 % further ([below](#rows-that-seldom-get-a-gradient)).",
+            "**Tied weights keep float32.** Their runs tell less, no fine-tuning has run, and the "
+            "rarest words lost more.",
+            "**Avoid a 4-bit head if rare words matter.** Their loss came out higher, and such "
+            "runs part far from float32's.",
         ),
         "",
-        filled(
-            f"A GPT of width {one['width']} with a vocabulary of {one['vocabulary']:,} words of "
-            f"Python files, {scratch} steps of {one['batch'] * one['context']} words, the body in "
-            "8 bits and all weights bfloat16 with stochastic rounding. Only the state of the "
-            "embedding, of the head, or of the matrix that is both differs. The cells are the "
-            "held-out loss less that of float32 state for both, in pairs of one seed, with the "
-            "95 % interval: of all words, and of those that come in every step, in every 10th to "
-            "100th, and in fewer; the last cell is the loss where such a rare word was read. "
-            f"Fine-tuned are models of {tuned.base:,} steps, with {tuned.steps} steps on other "
-            "files. Rates are the best ones of float32 state, or a multiple. Mean losses with "
-            f"float32 state: {ended}. {where['cpu']}, {where['isa']}, torch {where['torch']}; "
-            f"{len(lines)} runs, {dates[-1]}; `python -m bench.quality.embeddings`."
-        ),
+        "The held-out loss less that of float32 state for both, with the 95 % interval:",
         "",
         *table(HEAD, rows(lines).values()).splitlines(),
         "",
         f"![Embeddings and heads: losses]({PICTURE})",
+        "",
+        filled(
+            f"**The model** is a GPT of width {one['width']} with a vocabulary of "
+            f"{one['vocabulary']:,} words of Python files. It trains for {scratch} steps of "
+            f"{one['batch'] * one['context']} words. The body has 8-bit state, and all weights are "
+            "bfloat16 with stochastic rounding. Only the state of the embedding, of the head, or "
+            "of the matrix that is both differs."
+        ),
+        "",
+        filled(
+            "**The columns** have all words, and those that come in every step, in every 10th to "
+            "100th, and in fewer. The last column is the loss where such a rare word was read. "
+            "Differences are pairs of one seed."
+        ),
+        "",
+        filled(
+            f"**Fine-tuned** are models of {tuned.base:,} steps, with {tuned.steps} steps on other "
+            "files. Rates are the best ones of float32 state, or a multiple. Mean losses with "
+            f"float32 state: {ended}."
+        ),
+        "",
+        filled(
+            f"{where['cpu']}, {where['isa']}, torch {where['torch']}; {len(lines)} runs, "
+            f"{dates[-1]}; `python -m bench.quality.embeddings`."
+        ),
         "",
         "### Rows that seldom get a gradient",
         "",

@@ -9,12 +9,11 @@ import json
 import pathlib
 import re
 import statistics
-import textwrap
 from collections.abc import Iterable
 from typing import Any
 
 from bench.measuring.intervals import Interval
-from bench.pages.page import filled, table
+from bench.pages.page import bullets, filled, table
 from bench.quality import embeddings_page, zero_gradients
 from bench.quality import plan as quality_plan
 from bench.quality import plot as quality_plot
@@ -47,72 +46,65 @@ def page(lines: Lines) -> str:
     parts = [
         "# Quality",
         "",
-        *(
-            f"* {textwrap.fill(s, 118, initial_indent='', subsequent_indent='  ')}"
-            for s in conclusions(lines)
-        ),
-        "",
         "![Held-out loss of each format, less that of float32 state](pictures/quality.svg)",
         "",
+        bullets(*conclusions(lines)),
+        "",
         filled(
-            "Each line of the picture is a format: how far its held-out loss is from that of "
-            "float32 state under the same optimizer. Red formats raised it. All models are "
-            "byte-level GPTs (`recipes/train_gpt.py`) on the text of Python's standard library, in "
-            "nats per byte of held-out text."
+            "Each line of the picture is a format. It shows how far the held-out loss is from that "
+            "of float32 state under the same optimizer. Red formats raised it."
         ),
         "",
         "## The differences",
         "",
         filled(
-            "The held-out loss less that of what is named, in pairs of one seed, with the 95 % "
-            "confidence interval."
+            "The held-out loss less that of what is named, in nats per byte, in pairs of one "
+            "seed, with the 95 % confidence interval. An empty cell has no contestant."
         ),
         "",
         *table(["compared", *VERDICTS], evidence(lines)).splitlines(),
         "",
         filled(over_long(lines, STUDIES["0.5 M, 20,000 steps"])),
         "",
-        filled(
-            "`python -m bench.quality` makes the runs, the most useful first, and goes on where it "
-            "was stopped; `python -m bench.quality --page` writes this page from "
-            "`bench/results/quality.jsonl`. An empty cell has not run."
-        ),
-        "",
-        "## What is recorded",
-        "",
-        *quality_plan.section(lines),
-        "",
         "## Method",
         "",
         filled(
-            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. "
+            "**Models.** All are byte-level GPTs (`recipes/train_gpt.py`) on the text of Python's "
+            "standard library. Losses are in nats per byte of held-out text."
+        ),
+        "",
+        filled(
+            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. A "
+            "difference is a run's loss less that of its pair. ± is half of the 95 % confidence "
+            "interval of the mean of these differences, by Student's t. An interval without 0 is "
+            "**bold**. Of 20 contestants that differ in nothing, one is bold by chance."
+        ),
+        "",
+        filled(
             "The loss is the mean of the seeds that have run: where their number differs, compare "
-            "differences only. A difference is a run's loss less that of its pair; ± is half of "
-            "the 95 % confidence interval of the mean of these differences, by Student's t. An "
-            "interval without 0 is marked **bold**. Of 20 contestants that differ in nothing, one "
-            "is bold by chance. Compare a format with `torch AdamW, start rounded` too: its first "
+            "differences only. Compare a format with `torch AdamW, start rounded` too. Its first "
             "weights are rounded to bfloat16, which is neither better nor worse."
         ),
         "",
         filled(
-            "**Tuning.** The learning rate of each rule, with full-precision state, is the one "
-            "with the least loss among as many rates as every other rule has, by shorter runs of "
-            "another seed. Every format takes the rate of its rule, as somebody who changes the "
-            "format alone would. Nothing else is tuned."
+            "**Tuning.** The learning rate is tuned for each rule, with full-precision state, by "
+            "shorter runs of another seed. Every rule chooses among as many rates. Every format "
+            "takes the rate of its rule, as somebody who changes the format alone would. Nothing "
+            "else is tuned."
         ),
         "",
         filled(
-            "**Lower** is not better stored. The error of a format acts as another learning rate "
-            "or as noise does: with few bits the second moment comes out too high "
-            "([drift.md](drift.md)), so steps are shorter. A loss below float32's says that the "
-            "format did no harm here, not that it is more exact."
+            "**A lower loss does not mean a more exact format.** The error of a format acts as "
+            "another learning rate does, or as noise. With few bits the second moment comes out "
+            "too high ([drift.md](drift.md)), so steps are shorter. A loss below float32's says "
+            "that the format did no harm here."
         ),
         "",
         filled(
             "**State.** Embeddings, head and small parameters keep float32 state, the former two "
-            'by `lowbit.param_groups(model, embeddings="float32", heads="float32")`; '
-            "[below](#embeddings-and-heads) they do not. So a format's bytes per parameter are "
-            "above those of [presets.md](presets.md#all-presets)."
+            'by `lowbit.param_groups(model, embeddings="float32", heads="float32")`. '
+            "[Embeddings and heads](#embeddings-and-heads) has the study without it. So a format "
+            "takes more bytes per parameter here than in [presets.md](presets.md#all-presets)."
         ),
     ]
     for name, heading in HEADINGS.items():
@@ -120,17 +112,13 @@ def page(lines: Lines) -> str:
     parts += ["", *embeddings_page.section()]
     if zero_gradients.RESULTS.exists():
         said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
-        parts += ["", "## Zero gradients", "", filled(said), "", found]
+        parts += ["", "## Zero gradients", "", said, "", found]
+    parts += ["", "## What is recorded", "", *quality_plan.section(lines)]
     return "\n".join([*parts, ""])
 
 
 def section(lines: Lines, study: Study) -> list[str]:
     own = [line for line in lines if line["study"] == study.name]
-    parts = [about(own, study)]
-    if flat := flattening(lines, study):
-        parts += ["", flat]
-    if not study.tuned_in:
-        parts += ["", *tuning(lines, study)]
     head = [
         "contestant",
         "rate",
@@ -140,21 +128,24 @@ def section(lines: Lines, study: Study) -> list[str]:
         "less float32 AdamW",
         "state, bytes per parameter",
     ]
-    parts += [
-        "",
-        *table(head, [row(lines, study, name) for name in study.contestants]).splitlines(),
-    ]
+    parts: list[str] = []
     if any(runs_of(lines, study, name) for name in study.contestants):
         parts += [
+            f"![{HEADINGS[study.name]}: losses]({picture(study)})",
             "",
             filled(
-                "In the picture, from the left: the training loss of the first contestant of each "
-                "rule; that of others less the first's, in pairs (those with most seeds); and the "
-                "held-out differences of the table."
+                "From the left: the training loss of the first contestant of each rule; that of "
+                "others less the first's, in pairs (those with most seeds); and the held-out "
+                "differences of the table."
             ),
             "",
-            f"![{HEADINGS[study.name]}: losses]({picture(study)})",
         ]
+    rows = [row(lines, study, name) for name in study.contestants]
+    parts += [*table(head, rows).splitlines(), "", about(own, study)]
+    if flat := flattening(lines, study):
+        parts += ["", flat]
+    if not study.tuned_in:
+        parts += ["", *tuning(lines, study)]
     return parts
 
 
@@ -286,9 +277,9 @@ def conclusions(lines: Lines) -> list[str]:
     formats, weights, changed, other = groups(small)
     said = [
         default(lines),
-        lead(lines, small, formats, "state formats"),
-        lead(lines, small, weights, "kinds of bfloat16 weights"),
-        lead(lines, small, changed, "changes of format in the middle of a run"),
+        lead(lines, small, formats, "state", "state formats"),
+        lead(lines, small, weights, "for bfloat16 weights", "ways to store them"),
+        lead(lines, small, changed, "in the middle of a run", "changes of format"),
         apart(lines, small, formats, other),
         without_divergence(lines, long),
     ]
@@ -363,10 +354,10 @@ def default(lines: Lines) -> str:
     )
     if "8bit` (" not in others or "8bit` (" in higher:
         return ""
-    return "**Use `8bit`**, the default: in no study was it shown to raise the loss."
+    return "**Use `8bit`**, the default: no study shows that it raises the loss."
 
 
-def lead(lines: Lines, study: Study, names: Iterable[str], what: str) -> str:
+def lead(lines: Lines, study: Study, names: Iterable[str], where: str, what: str) -> str:
     """Which of those that are judged raised the loss, and what to do about it."""
     said = sorted_by(lines, study, names)
     judged = sum(len(said[what]) for what in WORDS.values())
@@ -374,11 +365,13 @@ def lead(lines: Lines, study: Study, names: Iterable[str], what: str) -> str:
         return ""
     worse = [one.split("`")[1] for one in said[WORDS["more"]]]
     if not worse:
-        return f"**None of {judged} {what} was shown to raise the loss.**"
+        safe = f"**{what.capitalize()} {where}** are safe"
+        return f"{safe}: none of {judged} was shown to raise the loss."
     listed = " and ".join(f"`{name}`" for name in worse)
+    they = "It" if len(worse) == 1 else "They"
     return (
-        f"**Avoid {listed}**: of {judged} {what}, {'it' if len(worse) == 1 else 'they'} raised the "
-        "loss, and no other was shown to."
+        f"**Avoid {listed} {where}.** {they} raised the loss; none of the other "
+        f"{judged - len(worse)} {what} was shown to."
     )
 
 
@@ -395,8 +388,8 @@ def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[st
         return ""
     more = "more" if by_rule > by_format else "less"
     return (
-        f"**A rule changes the loss {more} than a format does**: by up to {by_rule:.2f} and "
-        f"{by_format:.2f}."
+        f"**The rule matters {more} than the format**: a rule moves the loss by up to "
+        f"{by_rule:.2f}, a format by up to {by_format:.2f}."
     )
 
 

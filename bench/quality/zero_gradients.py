@@ -21,7 +21,7 @@ import torch
 import lowbit
 from bench import ROOT
 from bench.measuring import machine
-from bench.pages.page import table
+from bench.pages.page import filled, table
 
 RESULTS = ROOT / "bench" / "results" / "zero_gradients.json"
 SHAPE, STOP, STEPS, LR = (16, 1024), 200, 2000, 1e-3
@@ -86,12 +86,13 @@ def section(result: dict[str, Any]) -> list[str]:
         )
     )
     m = result["machine"]
-    text = (
-        f"{stands}. Moves are root mean squares in learning rates after {result['steps']:,} steps; "
-        f"weights whose gradients stop after {result['stop']} move by "
-        f"{next(iter(found.values()))['float32 stopped']:.2f} more with float32 state, as their "
-        "average of gradients runs out, and the second column is how far others end from there. "
-        f"`python -m bench.quality.zero_gradients` has the details. {m['cpu']}, {m['isa']}, torch "
+    further = next(iter(found.values()))["float32 stopped"]
+    text = filled(
+        f"{stands}. The table has how far weights moved in {result['steps']:,} steps, as root mean "
+        "squares in learning rates. Where gradients stop after step "
+        f"{result['stop']}, weights still move by {further:.2f} with float32 state, as the average "
+        "of gradients runs out; the second column is how far others end from there. `python -m "
+        f"bench.quality.zero_gradients` has the details. {m['cpu']}, {m['isa']}, torch "
         f"{m['versions']['torch']}, {result['date']}."
     )
     head = [

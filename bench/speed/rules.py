@@ -179,50 +179,70 @@ def tables(rows: list[dict], counts: list[dict] | None = None) -> str:
     return "\n\n".join(parts)
 
 
+def opening(rows: list[dict]) -> str:
+    """What follows for a reader, of the widest instruction set."""
+    isa, adamw = rows[0]["isa"], adamw_bytes(rows)
+    place = "memory" if all(r["memory"] for r in rows) else "cache"
+    own = {(r["list"], r["name"]): ratio(r, place, adamw) for r in rows if r["isa"] == isa}
+    fast = sum(x <= LIMIT for x in own.values())
+    slow = {kind: max((x, n) for (k, n), x in own.items() if k == kind) for kind in LISTS}
+    (rule_ratio, rule), (format_ratio, formats), _ = slow.values()
+    return page.filled(
+        f"Most steps are as fast as 8-bit AdamW for the bytes that they move: {fast} of {len(own)} "
+        f"take at most {LIMIT} times as long, with {NAMES.get(isa, isa)}. The slowest rule is "
+        f"`{rule}`, at {rule_ratio:.1f} times, and the slowest state is `{formats}`, at "
+        f"{format_ratio:.1f} times. Stochastic "
+        "codes, logarithms and rules that measure before they update cost most."
+    )
+
+
 def written(result: dict[str, Any], counts: list[dict] | None = None) -> str:
     m = result["machine"]
     parts: list[str] = [
         "# Every rule and format on a CPU",
-        (
-            "`python -m bench.speed.rules --record` writes this page; "
-            "[bench.md](bench.md#rules-and-formats) says how it measures and\n"
-            "what the slow ones wait for."
-        ),
-        (
-            f"* {m['date'][:10]}, {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), "
-            f"load {m['load'][0]:.0f} on {m['cores']} shared cores, one thread"
-        ),
-        (
-            "Nanoseconds per parameter of one thread: cache, the second-level one, or memory. B: "
-            "the bytes that a step moves for\n"
-            "a parameter. In brackets: the time over that of 8-bit AdamW in the same minute, for "
-            "the same number of bytes. 1 is as\n"
-            "fast as 8-bit AdamW for what it moves. Least cycles: of one value, its counted vector "
-            "instructions at two in a cycle\n"
-            "(AVX-512) or four (AVX2), Zen 4's most."
+        opening(result["rows"]),
+        page.bullets(
+            "**Numbers** are nanoseconds per parameter of one thread, in the second-level cache or "
+            "in memory.",
+            "**In brackets** is the time over that of 8-bit AdamW in the same minute, for the same "
+            "number of bytes. 1 is as fast as 8-bit AdamW for what it moves.",
+            "**B** is the bytes that a step moves for a parameter.",
+            "**Least cycles** are those of one value: its counted vector instructions at two in a "
+            "cycle (AVX-512) or four (AVX2), Zen 4's most.",
         ),
         tables(result["rows"], counts),
     ]
     if counts:
         parts += [
             "## Counted instructions",
-            (
-                "`python -m bench.speed.rules --count` steps a copy of the process through one "
-                "step of a matrix of 32 x 256,\n"
-                "instruction by instruction; with so few rows, what is done once for a column "
-                "weighs more than in a tall matrix.\n"
+            page.filled(
                 f"Listed are 8-bit AdamW, the steps that take more than {LIMIT} times as long as "
-                "it for their bytes above, and those\n"
-                "that execute as many of its vector instructions. Instructions are those for one "
-                "register of values, 16 with\n"
-                "AVX-512 and 8 with AVX2; those of vectors have loads and stores among them, and "
-                "in brackets their number over\n"
-                "AdamW's for the same number of bytes. Divisions and square roots, which occupy "
-                "the divider longer, are among\n"
-                "the instructions and counted again."
+                "it for their bytes above, and those that execute as many of its vector "
+                "instructions."
+            ),
+            page.filled(
+                "Instructions are those for one register of values, 16 with AVX-512 and 8 with "
+                "AVX2. Those of vectors have loads and stores among them, and in brackets their "
+                "number over AdamW's for the same number of bytes. Divisions and square roots "
+                "occupy the divider longer; they are counted among the instructions and again."
             ),
             counts_table(counts, above(result["rows"])),
         ]
+    counting = page.filled(
+        "`python -m bench.speed.rules --count` steps a copy of the process through one step of a "
+        "matrix of 32 x 256, instruction by instruction. With so few rows, what is done once for a "
+        "column weighs more than in a tall matrix."
+    )
+    parts += [
+        "## Method",
+        page.filled(
+            f"{m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}), load "
+            f"{m['load'][0]:.0f} on {m['cores']} shared cores, {m['date'][:10]}. `python -m "
+            "bench.speed.rules --record` writes this page. [bench.md](bench.md#rules-and-formats) "
+            "says how it measures and what the slow ones wait for."
+        ),
+        *([counting] if counts else []),
+    ]
     return "\n\n".join(parts) + "\n"
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from bench import ROOT
 from bench.contestants.baselines import InPlace, Torch
 from bench.contestants.ours import Eight, Four
-from bench.pages.page import busy, filled, table
+from bench.pages.page import bullets, busy, filled, table
 
 MARKS = ("<!-- python -m bench.speed.scaling -->", "<!-- end -->")
 SHARE = 0.8  # of the theoretical bandwidth that programs reach; an assumption, which the page names
@@ -217,31 +217,32 @@ def said(result: dict[str, Any], rows: dict[str, ROW]) -> list[str]:
     order = sorted(rows.values(), key=lambda row: row["cache_ns"] / row["bytes"])
     over = [x for x in (passes(eight, first, s.reached) for s in SERVERS) if x is not None]
     waiting = [[waits(row, s.reached) for s in SERVERS] for row in (first, eight)]
-    sentences = [
-        (
-            f"**{order[0]['name']} waits for memory first**: it needs {order[0]['cache_ns']:.2f} "
-            f"ns of a core for {order[0]['bytes']:.0f} bytes, so on these servers memory bounds it "
-            f"from {at(min(waits(order[0], s.reached) for s in SERVERS))} to "
-            f"{at(max(waits(order[0], s.reached) for s in SERVERS))} threads."
-        ),
-        (
-            f"torch's fused step waits from {at(min(waiting[0]))} to {at(max(waiting[0]))} "
-            f"threads, lowbit's 8-bit step from {at(min(waiting[1]))} to {at(max(waiting[1]))}."
-        ),
-    ]
     if over:
-        sentences.append(
-            f"**The crossing**: with {at(min(over))} (the least bandwidth) to {at(max(over))} "
-            "threads (the most) lowbit's 8-bit step becomes faster "
-            "than torch's fused float32 step."
+        lead = (
+            f"On a server, lowbit's 8-bit step becomes faster than torch's fused float32 step "
+            f"with {at(min(over))} threads where memory is slow, and with {at(max(over))} where it "
+            "is fast."
         )
     else:
-        sentences.append("**The crossing**: there is none on these servers.")
-    sentences.append(
-        f"Where both wait for memory, the 8-bit step takes {eight['bytes'] / first['bytes']:.2f} "
-        "of the time, the ratio of their bytes."
-    )
-    return [filled(f"* {x}").replace("\n", "\n  ") for x in sentences]
+        lead = "lowbit's 8-bit step is not faster than torch's fused float32 step on any server."
+    return [
+        lead,
+        (
+            f"**Where both wait for memory**, the 8-bit step takes "
+            f"{eight['bytes'] / first['bytes']:.2f} of the time, the ratio of their bytes."
+        ),
+        (
+            f"**torch's fused step** waits for memory from {at(min(waiting[0]))} to "
+            f"{at(max(waiting[0]))} threads, lowbit's 8-bit step from {at(min(waiting[1]))} to "
+            f"{at(max(waiting[1]))}, by server."
+        ),
+        (
+            f"**{order[0]['name']} waits first**: it needs {order[0]['cache_ns']:.2f} ns of a core "
+            f"for {order[0]['bytes']:.0f} bytes, so memory bounds it from "
+            f"{at(min(waits(order[0], s.reached) for s in SERVERS))} to "
+            f"{at(max(waits(order[0], s.reached) for s in SERVERS))} threads."
+        ),
+    ]
 
 
 def check(result: dict[str, Any], rows: dict[str, ROW]) -> str:
@@ -287,20 +288,20 @@ def page(result: dict[str, Any]) -> str:
         f" {name} is missing: {reason}." for name, reason in result["missing"].items()
     )
     reached = ", ".join(f"{x:.1f} GB/s with {n} thread{'s' * (n > 1)}" for n, x in gb.items())
+    lead, *facts = said(result, rows)
     parts = [
         "# Many threads",
         filled(
-            "Which step waits for memory first, and from how many threads lowbit's 8-bit step is "
-            "faster than torch's float32 one. Two threads are measured; servers are modelled from "
-            "what a value costs a core and how many bytes it moves. `python -m "
-            "bench.speed.scaling` measures and writes this page."
+            f"{lead} This is a model of servers: two threads are measured, and the rest follows "
+            "from what a value costs a core and how many bytes it moves."
         ),
-        "\n".join(said(result, rows)),
+        bullets(*facts),
         "## Measured",
         filled(
             f"{about(result)} Nanoseconds of a value; bytes are those that a step must read and "
             "write for it. Contestants take turns; a time is the least of all turns, to which a "
-            f"busy machine only adds.{missing}"
+            f"busy machine only adds. `python -m bench.speed.scaling` measures and writes this "
+            f"page.{missing}"
         ),
         measured(result),
         filled(

@@ -268,16 +268,45 @@ def killed(kills: Found) -> str:
     )
 
 
+def span(numbers: list[float], digits: int = 1) -> str:
+    low, high = (f"{f(numbers):.{digits}f}" for f in (min, max))
+    return low if low == high else f"{low} to {high}"
+
+
+def opening(result: Found, kills: Found) -> str:
+    """What follows for a reader, in words that follow from the numbers."""
+    states = list(result["states"].values())
+    disk = [to_base(found, "save, on disk", "lowbit") for found in states]
+    wider = [1 / to_torch(found, "load0-4") for found in states]
+    ours, theirs = (
+        [read(found, "load0-4", who) for found in states] for who in ("lowbit", "torch")
+    )
+    return filled(
+        f"A save to disk takes {span(disk)} of the time of `cp`. A load on twice as many ranks is "
+        f"{span(wider)} times as fast as torch's: it reads {span(ours)} times the bytes that it "
+        f"needs, and torch reads {span(theirs)} times. Of {kills['kills']} killed saves, none lost "
+        "the checkpoint before it."
+    )
+
+
 def page(result: Found, kills: Found) -> str:
     synced = (
         ", and the system writes its caches to disk before each save" if result["synced"] else ""
     )
     parts = [
         "# Speed of saves and loads",
+        opening(result, kills),
+        "## Targets",
         filled(
-            "This page compares `lowbit.checkpoint.Writer` and `Reader` "
-            "([checkpoint-python.md](checkpoint-python.md#while-training-runs)) with torch's "
-            "`FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of one "
+            "Each number is compared with its target as shown. torch's cell is empty where torch "
+            "is the reference."
+        ),
+        aims(result),
+        "## Method",
+        filled(
+            "`lowbit.checkpoint.Writer` and `Reader` "
+            "([checkpoint-python.md](checkpoint-python.md#while-training-runs)) are compared with "
+            "torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of one "
             "machine. `python -m bench.storage --record` measures and writes this page."
         ),
         filled(
@@ -286,13 +315,6 @@ def page(result: Found, kills: Found) -> str:
             ),
             busy(result["machine"]),
         ),
-        "## Targets",
-        filled(
-            "Each number is compared with its target as shown. torch's cell is empty where torch "
-            "is the reference."
-        ),
-        aims(result),
-        "## How it is measured",
         filled(
             f"The state is that of AdamW for as many parameters as have {result['gib']:g} GiB of "
             "it in float32: matrices of 1 to 4 Mi elements and some vectors, sharded by rows and "

@@ -149,10 +149,10 @@ def test_the_page_has_what_has_run_and_says_what_has_not(tuned):
     assert "| AdamW, 7bit |  |  |  |  |  |  |" in text and "2.0000 (1 diverged)" in text
     said = quality_page.conclusions(lines)
     assert said == [
-        "**Use `8bit`**, the default: in no study was it shown to raise the loss.",
+        "**Use `8bit`**, the default: no study shows that it raises the loss.",
         (
-            "**Avoid `4bit` and `log8` and `2bit`**: of 4 state formats, they raised the loss, and "
-            "no other was shown to."
+            "**Avoid `4bit` and `log8` and `2bit` state.** They raised the loss; none of the other "
+            "1 state formats was shown to."
         ),
     ]
     formats, weights, _, other, short, large = (row[1:] for row in quality_page.evidence(lines))
