@@ -69,21 +69,19 @@ def opening(cases: list[dict]) -> str:
 def machine(result: Result) -> str:
     m = result["machine"]
     lines = [
-        f"* {m['date']}, settings `{result['settings']}`",
+        f"{m['date']}, settings `{result['settings']}`",
         (
-            f"* {m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}, {m['mhz']} MHz, "
+            f"{m['cpu']} (family {m['cpu_family']}, model {m['cpu_model']}, {m['mhz']} MHz, "
             f"cache {m['cache']}), {m['cores']} cores, {m['memory_gib']} GiB; "
             f"{' '.join(m['flags'])}; lowbit's kernels: {m['isa']}"
         ),
-        f"* load at the start: {', '.join(f'{x:.1f}' for x in m['load'])}",
-        f"* {m['system']}, Python {m['python']}, "
+        f"load at the start: {', '.join(f'{x:.1f}' for x in m['load'])}",
+        f"{m['system']}, Python {m['python']}, "
         + ", ".join(f"{p} {v}" for p, v in m["versions"].items() if v),
     ]
     if "gpu" in m:
-        lines.append(
-            f"* CUDA {m.get('cuda')}; " + ", ".join(f"{k} {v}" for k, v in m["gpu"].items())
-        )
-    return "\n".join(lines)
+        lines.append(f"CUDA {m.get('cuda')}; " + ", ".join(f"{k} {v}" for k, v in m["gpu"].items()))
+    return bullets(*lines)
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
@@ -91,16 +89,20 @@ def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
     return "\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)
 
 
-def filled(*sentences: str) -> str:
+def filled(*sentences: str, indent: str = "") -> str:
     """A paragraph whose lines fit a screen."""
     return textwrap.fill(
-        " ".join(s for s in sentences if s), 120, break_long_words=False, break_on_hyphens=False
+        " ".join(s for s in sentences if s),
+        120,
+        subsequent_indent=indent,
+        break_long_words=False,
+        break_on_hyphens=False,
     )
 
 
 def bullets(*items: str) -> str:
     """A list whose lines fit a screen."""
-    return "\n".join(filled(f"* {item}").replace("\n", "\n  ") for item in items if item)
+    return "\n".join(filled(f"* {item}", indent="  ") for item in items if item)
 
 
 def busy(facts: Result) -> str:
@@ -188,7 +190,7 @@ def growth(g: dict) -> str:
     ]
     if "us_per_tensor" in g:
         parts += [
-            (
+            filled(
                 f"Microseconds for each of {g['tensors']:,} tensors of "
                 f"{' x '.join(map(str, g['shape']))}, including the work of its elements: "
                 "consecutive steps, and a step with cold caches."
@@ -214,7 +216,7 @@ def training(t: dict) -> str:
     ]
     return "\n\n".join(
         [
-            (
+            filled(
                 f"The model of recipes/train_gpt.py, width {t['width']}, {t['depth']} layers, "
                 f"{t['parameters'] / 1e6:.1f} M parameters, {t['batch']} sequences of "
                 f"{t['context']}, {t['threads']} thread(s), each optimizer in its own process, in "
@@ -310,7 +312,8 @@ def summary(result: Result) -> str:
         f"{m.get('gpu', {}).get('name') or m['cpu']}, {m['cores']} cores, {m['isa']}, torch "
         f"{m['versions']['torch']}, {m['date'][:10]}"
     )
-    return (
+    said = filled(
         "Time of a step as a ratio to torch's fused float32 AdamW (nanoseconds per "
-        f"parameter); {where}.\n\n"
-    ) + table(["", "state B / parameter", *head], rows)
+        f"parameter); {where}."
+    )
+    return f"{said}\n\n" + table(["", "state B / parameter", *head], rows)
