@@ -1,5 +1,6 @@
 """Every recipe runs on the CPU as its first lines say, learns, and goes on from what it saved."""
 
+import copy
 import importlib.util
 import json
 import os
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from tests.repo import experts_worker
+from tests.support import pages
 from tests.support.paths import RECIPES
 from tests.support.ranks import launch
 from tests.support.require import need
@@ -137,6 +139,37 @@ def test_a_run_on_one_card_resumes_with_the_same_bits(tmp_path):
     assert peer["peak"] > 2 * whole["peak"]
     with pytest.raises(AssertionError, match=r"memory|alloc"):
         said("small", "--steps", "1", "--memory", "60MiB")
+
+
+def test_the_notebook_prints_what_it_shows(tmp_path, monkeypatch):
+    """But for the shares of codes, which other products of floats change."""
+    present = importlib.util.find_spec("nbclient") and importlib.util.find_spec("ipykernel")
+    need("notebook", present is not None, "nbclient or ipykernel is not installed")
+    import nbformat
+    from nbclient import NotebookClient
+
+    environment = {
+        "PYTHONPATH": str(RECIPES.parent),
+        "CUDA_VISIBLE_DEVICES": "",
+        "OMP_NUM_THREADS": "1",
+        "IPYTHONDIR": str(tmp_path),
+    }
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    shown = nbformat.read(RECIPES / "first_look.ipynb", as_version=4)
+    client = NotebookClient(
+        copy.deepcopy(shown), timeout=120, resources={"metadata": {"path": str(RECIPES)}}
+    )
+
+    def printed(notebook):
+        texts = [
+            "".join(output.get("text", "") for output in cell.get("outputs", ()))
+            for cell in notebook.cells
+        ]
+        return "".join(text.partition("saturated ")[0] for text in texts)
+
+    assert pages.alike(printed(shown), printed(client.execute()))
+    assert "lowbit AdamW, 8bit" in printed(shown) and "29 of 29" in printed(shown)
 
 
 def test_a_processor_that_must_not_use_its_bfloat16_has_none(monkeypatch):
