@@ -62,7 +62,7 @@ def page(lines: Lines) -> str:
             "seed, with the 95 % confidence interval. An empty cell has no contestant."
         ),
         "",
-        *table(["compared", *VERDICTS], evidence(lines)).splitlines(),
+        *without_empty(["compared", *VERDICTS], evidence(lines)).splitlines(),
         "",
         filled(over_long(lines, STUDIES["0.5 M, 20,000 steps"])),
         "",
@@ -115,6 +115,12 @@ def page(lines: Lines) -> str:
         parts += ["", "## Zero gradients", "", said, "", found]
     parts += ["", "## What is recorded", "", *quality_plan.section(lines)]
     return "\n".join([*parts, ""])
+
+
+def without_empty(head: list[str], rows: list[list[str]]) -> str:
+    """A table without the columns that have no cell."""
+    kept = [i for i in range(len(head)) if any(row[i] for row in rows)]
+    return table([head[i] for i in kept], [[row[i] for i in kept] for row in rows])
 
 
 def section(lines: Lines, study: Study) -> list[str]:
