@@ -218,10 +218,11 @@ def said(result: dict[str, Any], rows: dict[str, ROW]) -> list[str]:
     over = [x for x in (passes(eight, first, s.reached) for s in SERVERS) if x is not None]
     waiting = [[waits(row, s.reached) for s in SERVERS] for row in (first, eight)]
     if over:
+        fewest, most = at(min(over)), at(max(over))
         lead = (
-            f"On a server, lowbit's 8-bit step becomes faster than torch's fused float32 step "
-            f"with {at(min(over))} threads where memory is slow, and with {at(max(over))} where it "
-            "is fast."
+            "On a server, lowbit's 8-bit step becomes faster than torch's fused float32 step: with "
+            f"{fewest} thread{'s' * (fewest != '1')} where memory is slow, and with {most} where "
+            "it is fast."
         )
     else:
         lead = "lowbit's 8-bit step is not faster than torch's fused float32 step on any server."
