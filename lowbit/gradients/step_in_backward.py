@@ -19,6 +19,7 @@ from lowbit.gradients.clip import Sums, divisor_for
 from lowbit.optim.one_step import Step
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.reduce_groups import reduce_groups
+from lowbit.step.numbers import capturing
 from lowbit.step.presence import is_cut_batch, waits_for_others
 from lowbit.step.versions import raise_versions, versioned
 
@@ -31,7 +32,7 @@ def step_in_backward(
     max_norm: float | None = None,
     norm_type: float = 2.0,
     overlap: bool = False,
-    waiting: int | str = "256MiB",
+    waiting: int | str | None = None,
 ) -> InBackward:
     """Steps each parameter as soon as the backward pass has its gradient, and frees the gradient.
 
@@ -68,10 +69,13 @@ def step_in_backward(
             default. On a GPU they run on a second stream: worth it where state lies in the host's
             memory (`state_memory="pinned"`). Parameters on the CPU are stepped by a thread: worth
             it where the backward pass leaves cores idle, as under FSDP2 with CPUOffloadPolicy.
-            Weights and state are not to be read before `opt.step()` has returned. Parameters
-            whose step reduces over ranks or takes several passes are stepped as without it.
-        waiting: bytes of gradients that may wait for their steps with `overlap`, a number or such
-            as "256MiB" (default). A larger gradient waits alone.
+            Read weights only after `opt.step()`, or in the model's own forward pass, which wait;
+            so do the optimizer's `state_dict`, `load_state_dict` and `stats`. What a step raised,
+            these raise, until `reset()`. Parameters whose step reduces over ranks or takes
+            several passes are stepped as without it.
+        waiting: bytes of gradients that wait for their steps with `overlap` on each device, a
+            number or such as "1GiB"; None (default) is "256MiB". A larger gradient waits alone.
+            Under FSDP2 the gradients of a unit are freed together.
 
     Returns:
         An `InBackward`, which has `hold`, `reset`, `remove` and the attribute `norm`.
@@ -82,7 +86,7 @@ def step_in_backward(
             already stepped in the backward pass; an optimizer without a parameter of the model; a
             scaler with sharded experts; a negative max_norm; a norm_type that is not positive;
             overlap under DistributedDataParallel, whose reducer ends with the backward pass; or
-            a `waiting` that is no size.
+            a `waiting` that is no size, or without overlap.
     """
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}")
@@ -95,7 +99,9 @@ def step_in_backward(
             "overlap=True has nothing to run beside under DistributedDataParallel: its gradients "
             "are reduced when the backward pass ends. Leave it out, or use fully_shard (FSDP2)"
         )
-    beside = Beside(parsed(waiting)) if overlap else None
+    if waiting is not None and not overlap:
+        raise ValueError("waiting= is of gradients that wait for their steps: give overlap=True")
+    beside = Beside(parsed("256MiB" if waiting is None else waiting)) if overlap else None
     return InBackward(model, opt, scaler, max_norm, norm_type, beside)
 
 
@@ -153,7 +159,11 @@ class InBackward:
         self._recovery = places.Recovery(model, self._groups)
         self._handles.append(self._recovery.handle)
         self._handles.append(opt.register_step_pre_hook(self._before_rest))
-        self._handles.append(opt.register_state_dict_pre_hook(lambda _: self._wait()))
+        if beside is not None:
+            opt.in_flight = beside
+            wait = opt.wait_for_steps
+            self._handles.append(opt.register_state_dict_pre_hook(lambda _: wait()))
+            self._handles.append(model.register_forward_pre_hook(lambda *_: wait(), prepend=True))
         self._handles.append(opt.register_step_post_hook(self._end))
 
     def _late(self, own: Mapping[int, str]) -> set[Any]:
@@ -186,17 +196,22 @@ class InBackward:
 
         Neither the norm nor the scaler then counts its gradients in the next step, and DDP and
         FSDP2 can run the next pass. Parameters that were stepped stay stepped. Clear gradients that
-        were not used with `zero_grad()`.
+        were not used with `zero_grad()`. Steps beside the backward pass have ended, and what one
+        raised is forgotten.
         """
+        if self._beside is not None:
+            self._beside.discard()
         self._recovery.raised()
         self._begun = False
         self._sums, self._found = Sums(self.norm_type), {}
 
     def remove(self) -> None:
         """Removes the hooks."""
-        self._wait()
         for handle in self._handles:
             handle.remove()
+        if self._beside is not None:
+            self._beside.wait()
+            self.opt.in_flight = None
         for p in self._groups:
             places.steppers.pop(p, None)
         self._handles = []
@@ -238,23 +253,15 @@ class InBackward:
         if self._beside is None:
             return False
         lay = self.opt.layouts[p]
-        return not (lay.home or lay.in_passes or any(reduce_groups(lay)))
+        alone = not (lay.home or lay.in_passes or any(reduce_groups(lay)))
+        return alone and not capturing(sharding.local(p).device)
 
     def _start(self, p: Any, scale: Tensor | None, found: Tensor | None) -> None:
         """Starts the step of a parameter beside the backward pass."""
         assert self._beside is not None
-
-        def gathered() -> Step:
-            step = Step(self.opt, scale, found)
-            step.gather([(self._groups[p], p)])
-            return step
-
-        grad = sharding.local(p.grad)
-        self._beside.start(grad.device, grad.nbytes, gathered)
-
-    def _wait(self) -> None:
-        if self._beside is not None:
-            self._beside.wait()
+        step = Step(self.opt, scale, found, later=True)
+        step.gather([(self._groups[p], p)])
+        self._beside.start(sharding.local(p).device, step)
 
     def _begin(self) -> None:
         if self._begun:
@@ -340,10 +347,7 @@ class InBackward:
         return [{"params": flags + rest}]
 
     def _before_rest(self, opt: Any, args: Any, kwargs: Any) -> Any:
-        """Waits for the steps that hooks have started, and clips parameters that no hook stepped in
-        the last micro-batch like the others.
-        """
-        self._wait()
+        """Clips parameters that no hook stepped in the last micro-batch like the others."""
         if self.max_norm is None:
             return None
         # even if this rank has no gradient: other ranks wait for its part of the norm

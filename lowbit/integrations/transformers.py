@@ -142,7 +142,7 @@ class StepInBackwardCallback(TrainerCallback):
 
     Args:
         overlap, waiting: of `lowbit.step_in_backward`: steps run beside the backward pass, and so
-            many bytes of gradients may wait for them; False and "256MiB" by default.
+            many bytes of gradients may wait for them; False and None by default.
 
     Attributes:
         released: the `InBackward` while training runs; None before and after.
@@ -153,7 +153,7 @@ class StepInBackwardCallback(TrainerCallback):
             gradients before any step, or on several processes.
     """
 
-    def __init__(self, overlap: bool = False, waiting: int | str = "256MiB") -> None:
+    def __init__(self, overlap: bool = False, waiting: int | str | None = None) -> None:
         self.overlap, self.waiting = overlap, waiting
         self.released: InBackward | None = None
         self._handle: Any = None

@@ -54,6 +54,7 @@ class Step:
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
         shown: list[Any] | None = None,
+        later: bool = False,
     ) -> None:
         """
         Args:
@@ -61,9 +62,11 @@ class Step:
             grad_scale: the divisor of the gradients; None for 1.
             found_inf: nonzero where nothing is to change; None for 0.
             shown: the tensors that step; None for all.
+            later: whether `launch` comes when the training loop may have changed a learning rate.
         """
         self.opt, self.shown = opt, shown
         self.grad_scale, self.found_inf = grad_scale, found_inf
+        self.later = later
         self.agreed = False  # ranks have told each other of their gradients
         self.step_groups: list[StepGroup] = []
         self.visitors: list[home.Visitor] = []  # parameters whose state lies elsewhere
@@ -170,6 +173,13 @@ class Step:
             self._bind(where, step_group)
         self.step_groups = list(called.values())
 
+    def taken(self) -> list[Tensor]:
+        """The tensors that `gather` has made or taken from the parameters, and nothing else keeps
+        until `launch` has used them.
+        """
+        made = [t for group in self.step_groups for t in (*group.grads, *group.lent)]
+        return made + [copy for group in self.step_groups for _, copy in group.copies]
+
     def launch(self) -> None:
         """Steps what `gather` has taken."""
         opt, reducer = self.opt, self._reducer()
@@ -193,7 +203,7 @@ class Step:
 
     def _bind(self, where: Any, step_group: StepGroup) -> None:
         plan = self.opt.plan_of(where, step_group)
-        self.opt.bind_call(step_group, plan, self.grad_scale, self.found_inf)
+        self.opt.bind_call(step_group, plan, self.grad_scale, self.found_inf, self.later)
 
     def _visitor(self, number: int, p: Any) -> home.Visitor:
         lay = self.opt.layouts[p]

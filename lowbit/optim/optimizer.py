@@ -94,6 +94,7 @@ class LowbitOptimizer(SteppingOptimizer):
             ValueError: the groups differ, names contradict positions, or a layout is unknown;
                 the message has what to do.
         """
+        self.wait_for_steps()
         with self.whole_groups():  # DeepSpeed empties them between steps
             restore(self, state_dict)
 
@@ -183,5 +184,6 @@ class LowbitOptimizer(SteppingOptimizer):
                 without compensation: a tenth of the updates is lost, or half of the weights is out
                 of reach.
         """
+        self.wait_for_steps()
         with self.whole_groups():
             return collect(self, probe)

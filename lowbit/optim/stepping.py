@@ -29,6 +29,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.kept = Kept()
         self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
+        self.in_flight: Any = None  # steps beside a backward pass, to wait for
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
@@ -40,6 +41,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.kept, self.stepped_early = Kept(), set()
+        self.__dict__.setdefault("in_flight", None)  # a load keeps it, a copy has none
 
     def lay_out_again(self) -> None:
         super().lay_out_again()
@@ -77,12 +79,18 @@ class SteppingOptimizer(StatefulOptimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.wait_for_steps()
         scale, found_inf = self._divisor(grad_scale), getattr(self, "found_inf", None)
         shown = None if self._whole_groups is None else self._whole_groups.shown(self)
         with self.whole_groups():
             Step(self, scale, found_inf, shown).run()
         self.stepped_early = set()
         return loss
+
+    def wait_for_steps(self) -> None:
+        """Returns when no step runs beside a backward pass any more, and raises what one raised."""
+        if self.in_flight is not None:
+            self.in_flight.wait()
 
     def _divisor(self, given: Tensor | float | None) -> Tensor | None:
         """The divisor of the gradients: GradScaler's times the given one, or None for 1."""
@@ -151,9 +159,15 @@ class SteppingOptimizer(StatefulOptimizer):
         plan: Tensor,
         grad_scale: Tensor | None = None,
         found_inf: Tensor | None = None,
+        later: bool = False,
     ) -> None:
-        """Gives a step group its operator call."""
+        """Gives a step group its operator call, with a learning rate of its own if that comes
+        later.
+        """
         hyper, options = self.call_options(step_group, grad_scale, found_inf)
+        if later and options["lr"] is not None:
+            options["lr"] = options["lr"].clone()
+        step_group.lent = [t for t in options.values() if isinstance(t, Tensor)]
         step_group.bind(plan, hyper, **options)
 
     def call_options(

@@ -181,11 +181,11 @@ def fit(
 
 def phases(run: Passes, released: bool, waiting: int = 0) -> dict[str, Moment]:
     """The peaks of a step's phases, above weights and state. Of gradients that wait for their
-    steps, as many as may.
+    steps, as many as may: one that is larger than the limit waits alone.
     """
     backward = run.released if released else run.backward
     if released and waiting:
-        most = min(run.trained, backward.gradients + waiting)
+        most = min(run.trained, backward.gradients + max(waiting, run.largest_gradient))
         backward = replace(backward, gradients=max(backward.gradients, most))
     return {
         "forward": run.forward,

@@ -38,6 +38,7 @@ class StepGroup:
         self.flat_shards: list[sharding.FlatShard] = []  # one per parameter, or none
         self.strided = False  # whether a gradient had to be copied
         self.copies: list[tuple[Tensor, Tensor]] = []
+        self.lent: list[Tensor] = []  # scalars of the operator's call
         self.members: list[Any] = []  # as groups have them
         self.table: Tensor  # the operator's plan
         self.call: Callable[..., None]

@@ -333,7 +333,8 @@ def stepped_in_backward(kind: str, name: str, overlap: bool) -> tuple[bool, bool
     """Whether weights and state, and whether the norms, are those of ordinary steps."""
     model, other = net(kind), net(kind)
     opt, ordinary = optimizer(model, name), optimizer(other, name)
-    released = lowbit.step_in_backward(model, opt, max_norm=0.01, overlap=overlap, waiting=1 << 14)
+    beside: dict[str, Any] = {"overlap": True, "waiting": 1 << 14} if overlap else {}
+    released = lowbit.step_in_backward(model, opt, max_norm=0.01, **beside)
     scale = None
     freed = norms = True
     for step in range(3):

@@ -1,6 +1,9 @@
 """Steps beside the backward pass: what runs where, what waits, and what is refused."""
 
+import copy
+import os
 import threading
+import time
 import types
 
 import pytest
@@ -8,11 +11,12 @@ import torch
 from torch import nn
 
 import lowbit
+from lowbit import sharding
 from lowbit.gradients import beside, hooks
 from lowbit.optim.one_step import Step
 from tests.gradients.test_gradients import Net, tokens
 
-CPU = torch.device("cpu")
+CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
 
 
 def made(**options):
@@ -60,16 +64,17 @@ def test_a_state_dict_has_whole_steps(launches):
     assert [float(opt.state[p]["step"]) for p in used] == [1.0] * 4
 
 
-def test_what_fails_beside_is_raised_by_the_step(launches):
+def test_what_fails_beside_is_raised_until_the_step_is_discarded(launches):
     def broken():
         raise MemoryError("no room")
 
     net, opt, released = made()
     launches.before = broken
+    net(tokens(0)).backward()
     launches.go.set()
-    with pytest.raises(MemoryError, match="no room"):
-        net(tokens(0)).backward()
-        opt.step()
+    for ask in (opt.state_dict, opt.step, opt.step, lambda: net(tokens(0))):
+        with pytest.raises(MemoryError, match="no room"):
+            ask()
     launches.before = lambda: None
     released.reset()
     opt.zero_grad()
@@ -79,11 +84,62 @@ def test_what_fails_beside_is_raised_by_the_step(launches):
     assert not torch.equal(net.one.weight, before)
 
 
+def test_statistics_and_loads_wait(launches):
+    net, opt, _ = made()
+    state = copy.deepcopy(opt.state_dict())
+    for ask in (opt.stats, lambda: opt.load_state_dict(state)):
+        launches.go.clear()
+        net(tokens(0)).backward()
+        threading.Timer(0.1, launches.go.set).start()
+        ask()
+        assert launches.go.is_set()
+    assert float(opt.state[net.one.weight]["step"]) == 0.0
+
+
+def test_an_interrupt_leaves_the_step_in_flight(launches, monkeypatch):
+    net, opt, _ = made()
+    net(tokens(0)).backward()
+    wait = beside._OnThread.wait
+
+    def interrupted(running):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(beside._OnThread, "wait", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        opt.step()
+    monkeypatch.setattr(beside._OnThread, "wait", wait)
+    threading.Timer(0.1, launches.go.set).start()
+    opt.state_dict()
+    assert float(opt.state[net.one.weight]["step"]) == 1.0
+
+
+def test_a_fork_gets_a_thread_of_its_own():
+    net, opt, _ = made()
+    net(tokens(0)).backward()
+    opt.step()
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        net(tokens(1)).backward()
+        opt.step()
+        os._exit(0)
+    for _ in range(600):
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            break
+        time.sleep(0.1)
+    else:
+        os.kill(child, 9)
+    assert done and status == 0
+
+
 class Fake:
     """A step that ends when it is told to."""
 
-    def __init__(self):
+    def __init__(self, size):
         self.may, self.ended = threading.Event(), False
+        grad = torch.empty(size, dtype=torch.uint8)
+        self.step_groups = [types.SimpleNamespace(grads=[grad])]
 
     def launch(self):
         assert self.may.wait(60)
@@ -92,16 +148,16 @@ class Fake:
 
 def test_no_more_gradients_wait_than_may():
     waiting = beside.Beside(100)
-    steps = [Fake() for _ in range(4)]
-    waiting.start(CPU, 60, lambda: steps[0])
-    waiting.start(CPU, 40, lambda: steps[1])  # just fits
+    steps = [Fake(size) for size in (60, 40, 60, 1000)]
+    waiting.start(CPU, steps[0])
+    waiting.start(CPU, steps[1])  # just fits
     assert not steps[0].ended
     threading.Timer(0.1, steps[0].may.set).start()
-    waiting.start(CPU, 60, lambda: steps[2])
+    waiting.start(CPU, steps[2])
     assert steps[0].ended and not steps[1].ended
     for step in steps:
         step.may.set()
-    waiting.start(CPU, 1000, lambda: steps[3])  # larger than the limit: alone
+    waiting.start(CPU, steps[3])  # larger than the limit: alone
     assert steps[1].ended and steps[2].ended
     waiting.wait()
     assert steps[3].ended
@@ -109,66 +165,102 @@ def test_no_more_gradients_wait_than_may():
 
 def test_all_steps_end_before_a_failure_is_raised():
     waiting = beside.Beside(100)
-    bad, good = Fake(), Fake()
+    bad, good = Fake(1), Fake(1)
     bad.launch = lambda: 1 // 0
     threading.Timer(0.1, good.may.set).start()
-    waiting.start(CPU, 1, lambda: bad)
-    waiting.start(CPU, 1, lambda: good)
+    waiting.start(CPU, bad)
+    waiting.start(CPU, good)
     with pytest.raises(ZeroDivisionError):
         waiting.wait()
     assert good.ended
-    waiting.wait()  # it was raised once
+    with pytest.raises(ZeroDivisionError):
+        waiting.wait()
+    waiting.discard()
+    waiting.wait()
 
 
 class Streams:
     """torch's interface to the streams of a device; writes down what they are asked."""
 
     def __init__(self):
-        self.log, self.now = [], "main"
+        self.log, self.now = [], "reduction"
         outer = self
 
         class Stream:
             def __init__(self, device):
-                self.device = device
+                self.device, self.name = device, "side"
 
             def wait_stream(self, other):
-                outer.log.append(f"side waits for {other.name}")
+                outer.log.append(f"{self.name} waits for {other.name}")
 
             def record_event(self):
                 outer.log.append("event")
-                return len(outer.log)
+                return types.SimpleNamespace(synchronize=lambda: outer.log.append("host waits"))
 
         self.Stream = Stream
 
     def current_stream(self, device):
-        wait = lambda event: self.log.append(f"{self.now} waits")  # noqa: E731
-        return types.SimpleNamespace(name=self.now, wait_event=wait)
+        stream = self.Stream(device)
+        stream.name = self.now
+        return stream
 
     def stream(self, stream):
         return torch.no_grad()
 
 
-def test_on_a_gpu_the_side_stream_waits_for_the_gradient_and_its_stream_for_the_step(monkeypatch):
+class OfGpu:
+    """A tensor of a GPU, as far as it is asked."""
+
+    def __init__(self, name, size, log, device=GPU):
+        self.nbytes, self.device = size, device
+        self.record_stream = lambda stream: log.append(f"{name} kept for {stream.name}")
+
+
+def test_on_a_gpu_who_waits_for_whom(monkeypatch):
+    """The side stream waits for the reduction's, whose memory is kept for it; the host only above
+    the limit; and in the end the stream of the training loop, not that of the hooks.
+    """
     streams = Streams()
+    log = streams.log
     monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
     waiting = beside.Beside(100)
 
-    def step(number):
-        streams.log.append(f"gather {number}")
-        return types.SimpleNamespace(launch=lambda: streams.log.append(f"launch {number}"))
+    def start(number):
+        grad = OfGpu(f"gradient {number}", 60, log)
+        rate = OfGpu("rate", 4, log, CPU)
+        waiting.start(
+            GPU,
+            types.SimpleNamespace(
+                step_groups=[types.SimpleNamespace(grads=[grad])],
+                taken=lambda: [grad, rate],
+                launch=lambda: log.append(f"launch {number}"),
+            ),
+        )
 
-    waiting.start(torch.device("cuda", 0), 60, lambda: step(1))
-    waiting.start(torch.device("cuda", 0), 60, lambda: step(2))
-    one = ["side waits for main", "gather 1", "launch 1", "event"]
-    two = ["side waits for main", "gather 2", "launch 2", "event"]
-    assert streams.log == [*one, "main waits", *two], "the first gradient is freed before"
+    start(1)
+    start(2)
+    one, two = (
+        [f"gradient {n} kept for side", "side waits for reduction", f"launch {n}", "event"]
+        for n in (1, 2)
+    )
+    assert log == [*one, "host waits", *two]
+    del log[:]
+    streams.now = "main"
     waiting.wait()
-    assert streams.log[-1] == "main waits"
+    assert log == ["main waits for side"]
+    start(3)
+    assert log[1:] == ["gradient 3 kept for side", "side waits for main", "launch 3", "event"]
 
 
-def test_places_without_a_backward_pass_beside_are_refused():
-    net, opt = Net(), None
+def test_places_without_a_backward_pass_beside_are_refused(monkeypatch):
+    net = Net()
     opt = lowbit.AdamW(net.parameters(), lr=1e-2)
+    monkeypatch.setattr(sharding, "is_ddp", lambda model: True)
+    with pytest.raises(ValueError, match="nothing to run beside under DistributedDataParallel"):
+        lowbit.step_in_backward(net, opt, overlap=True)
+    monkeypatch.undo()
+    with pytest.raises(ValueError, match="give overlap=True"):
+        lowbit.step_in_backward(net, opt, waiting="1MiB")
     with pytest.raises(ValueError, match='bytes or "24GiB", not'):
         lowbit.step_in_backward(net, opt, overlap=True, waiting="much")
 

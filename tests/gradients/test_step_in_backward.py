@@ -2,8 +2,11 @@
 than one layer's gradients.
 """
 
+import copy
 import functools
 import math
+import threading
+import time
 
 import pytest
 import torch
@@ -11,6 +14,7 @@ from torch import nn
 
 import lowbit
 from lowbit.gradients import clip
+from lowbit.optim.one_step import Step
 from tests.gradients.test_gradients import Net, tokens
 from tests.support.groups import begin
 from tests.support.memory import held_bytes, peak_bytes
@@ -30,11 +34,19 @@ MAKERS = {
 
 @pytest.fixture(params=["in the hook", "beside", "beside, one waits"], autouse=True)
 def where(request, monkeypatch):
-    """Where steps run. All tests but those of the steps beside hold for each."""
+    """Where steps run. All tests hold for each; those beside run late, as large ones would."""
     if request.param != "in the hook":
-        most = 1 if "one waits" in request.param else "256MiB"
+        most = 1 if "one waits" in request.param else None
         released = functools.partial(lowbit.step_in_backward, overlap=True, waiting=most)
         monkeypatch.setattr(lowbit, "step_in_backward", released)
+        launch = Step.launch
+
+        def late(step):
+            if threading.current_thread() is not threading.main_thread():
+                time.sleep(0.005)
+            launch(step)
+
+        monkeypatch.setattr(Step, "launch", late)
     return request.param
 
 
@@ -76,6 +88,91 @@ def test_loading_a_checkpoint_between_steps():
         ordinary.step()
         ordinary.zero_grad()
     same(net, opt, other, ordinary)
+
+
+def test_closures_and_what_reads_the_weights_behind_a_step():
+    """As Lightning steps; an average of weights reads them at once."""
+    made = []
+    for released in (True, False):
+        net, opt = build()
+        if released:
+            lowbit.step_in_backward(net, opt)
+        average = torch.optim.swa_utils.AveragedModel(net)
+
+        def closure(net=net, step=0):
+            loss = net(tokens(step))
+            loss.backward()
+            return loss
+
+        for step in range(3):
+            opt.step(functools.partial(closure, step=step))
+            average.update_parameters(net)
+            opt.zero_grad()
+        made += [net, opt, list(average.module.parameters())]
+    net, opt, averaged, other, ordinary, expected = made
+    same(net, opt, other, ordinary)
+    assert all(torch.equal(p, q) for p, q in zip(averaged, expected, strict=True))
+
+
+def test_a_learning_rate_that_changes_before_the_step_ends():
+    (net, opt), (other, ordinary) = build(), build()
+    for o in (opt, ordinary):
+        for group in o.param_groups:
+            group["lr"] = torch.tensor(1e-2)
+    lowbit.step_in_backward(net, opt)
+    for step in range(3):
+        net(tokens(step)).backward()
+        opt.param_groups[0]["lr"].fill_(1e-2 / (2 + step))  # in place, as schedulers do
+        opt.step()
+        other(tokens(step)).backward()
+        ordinary.step()
+        ordinary.zero_grad()
+        ordinary.param_groups[0]["lr"].fill_(1e-2 / (2 + step))
+    same(net, opt, other, ordinary)
+
+
+def test_a_pass_that_raised_leaves_nothing_behind():
+    """`reset` waits: the next pass reads whole weights, and a checkpoint that is loaded stays."""
+    net, opt = build()
+    released = lowbit.step_in_backward(net, opt)
+    kept, state = copy.deepcopy((net.state_dict(), opt.state_dict()))
+    handle = net.embed.weight.register_hook(lambda g: 1 // 0)  # the last gradient
+    with pytest.raises(ZeroDivisionError):
+        net(tokens(0)).backward()
+    handle.remove()
+    released.reset()
+    opt.zero_grad()
+    stepped = net.one.weight.detach().clone()
+    assert not torch.equal(stepped, kept["one.weight"])
+    net.load_state_dict(kept)
+    opt.load_state_dict(state)
+    time.sleep(0.05)
+    assert all(torch.equal(v, kept[k]) for k, v in net.state_dict().items())
+
+
+def test_a_forward_pass_reads_whole_weights():
+    """Also where `opt.step()` was left out, as by a caught error."""
+    found = []
+    for released in (True, False):
+        net, opt = build()
+        if released:
+            lowbit.step_in_backward(net, opt)
+        for step in range(2):
+            loss = net(tokens(step))
+            loss.backward()
+            if not released:
+                opt.step()
+                opt.zero_grad()
+            found.append(loss.item())
+    assert found[:2] == found[2:]
+
+
+def test_sparse_gradients_are_refused_with_the_same_words():
+    net = nn.Embedding(64, 128, sparse=True)
+    opt = lowbit.AdamW(net.parameters(), lr=1e-2)
+    lowbit.step_in_backward(net, opt)
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        net(torch.tensor([1])).sum().backward()
 
 
 def test_schedulers():

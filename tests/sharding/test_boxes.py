@@ -5,6 +5,8 @@ import torch
 
 import lowbit
 
+pytestmark = pytest.mark.slow
+
 
 def with_a_group_that_some_ranks_have():
     """Muon's step on the mesh of a pipeline's first stage, after ranks 0 and 1 have got a process
@@ -33,7 +35,6 @@ def with_a_group_that_some_ranks_have():
     return found
 
 
-@pytest.mark.slow
 def test_ranks_with_different_numbers_of_groups_find_each_other(pool):
     found = pool.run(5, with_a_group_that_some_ranks_have)
     assert found == [True] * 4 + [None]

@@ -86,6 +86,7 @@ def run_round(
         "WORLD_SIZE": str(ranks),
         "LOWBIT_ISA": isa,
         "OMP_NUM_THREADS": "1",
+        "PYTHONFAULTHANDLER": "1",  # an abort says where each thread was
     }
     command = [sys.executable, "-m", "tests.soak.worker", rule, event, path, str(STEPS)]
     command += [str(chance.randrange(1 << 30)), full]
