@@ -259,8 +259,18 @@ class Runner:
         kind = KINDS[run.kind]
         model = make(self.recipe, kind.tied, run.seed)
         text = self.texts["fine-tuned" if kind.base else "scratch"]
+        base = None
         if kind.base:
-            model.load_state_dict(self.base(run.kind, kind.base))
+            weights = self.base(run.kind, kind.base)
+            base = digest_of(weights)
+            others = {x.get("base") for x in self.lines() if x["study"] == run.kind} - {base}
+            if others:
+                raise SystemExit(
+                    f"the lines of {run.kind!r} in {RESULTS.name} are of another trained model "
+                    f"({', '.join(map(str, others))}, here {base}): move them away, since only "
+                    "runs that begin with the same weights are pairs"
+                )
+            model.load_state_dict(weights)
         seed = run.seed + (1000 if run.name == AGAIN else 0)
         began = time.process_time()
         losses, finite = steps(self.recipe, model, text, run, kind.steps, seed)
@@ -273,6 +283,7 @@ class Runner:
             ],
             "highest": round(max(losses[WARM_UP:], default=math.inf), 4),
             "steps": kind.steps,
+            **({} if base is None else {"base": base}),
             "processor_seconds": round(time.process_time() - began, 1),
             "settings": self.settings,
             "machine": self.machine,
@@ -280,6 +291,14 @@ class Runner:
         }
         append(RESULTS, line)
         return line
+
+
+def digest_of(weights: dict[str, Any]) -> int:
+    """Of the model that is fine-tuned: a CRC-32 of its weights."""
+    crc = 0
+    for name in sorted(weights):
+        crc = zlib.crc32(weights[name].contiguous().view(torch.uint8).numpy(), crc)
+    return crc
 
 
 def found(lines: Lines, run: Run) -> dict[str, Any] | None:
