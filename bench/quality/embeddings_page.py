@@ -84,8 +84,8 @@ def section() -> list[str]:
         "## Embeddings and heads",
         "",
         bullets(
-            "**8-bit state is enough for an embedding and for a head.** At the best rate no class of "
-            "words was shown to lose. In fine-tuning, 8 bits for both cost less than 0.002. Other "
+            "**8-bit state is enough for an embedding and for a head.** At the best rate no class "
+            "of words was shown to lose. In fine-tuning, 8 bits for both cost less than 0.002. Other "
             "random bits alone change the loss by 0.02 from scratch.",
             "**It saves 5.8 GiB on Llama 3 8 B**, so `lowbit.param_groups` gives neither a format "
             "of its own.",
