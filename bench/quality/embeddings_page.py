@@ -85,8 +85,8 @@ def section() -> list[str]:
         "",
         bullets(
             "**8-bit state is enough for an embedding and for a head.** At the best rate no class "
-            "of words was shown to lose. In fine-tuning, 8 bits for both cost less than 0.002. Other "
-            "random bits alone change the loss by 0.02 from scratch.",
+            "of words was shown to lose. In fine-tuning, 8 bits for both cost less than 0.002. "
+            "Other random bits alone change the loss by 0.02 from scratch.",
             "**It saves 5.8 GiB on Llama 3 8 B**, so `lowbit.param_groups` gives neither a format "
             "of its own.",
             "**The rarest words lose a little under an 8-bit head**: 0.01 to 0.03 of a loss of 12. "
