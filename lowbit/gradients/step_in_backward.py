@@ -68,7 +68,7 @@ def step_in_backward(
         overlap: runs steps beside the rest of the backward pass, with the same bits; False by
             default. On a GPU they run on a second stream: worth it where state lies in the host's
             memory (`state_memory="pinned"`). Parameters on the CPU are stepped by a thread: worth
-            it where the backward pass leaves cores idle, as under FSDP2 with CPUOffloadPolicy.
+            it where the CPU is idle meanwhile, as under FSDP2 with CPUOffloadPolicy on GPUs.
             Read weights only after `opt.step()`, or in the model's own forward pass, which wait;
             so do the optimizer's `state_dict`, `load_state_dict` and `stats`. What a step raised,
             these raise, until `reset()`. Parameters whose step reduces over ranks or takes
