@@ -12,18 +12,15 @@ import collections
 import concurrent.futures
 import os
 import threading
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import torch
 
 from lowbit.optim.one_step import Step
 
-
-class Running(Protocol):
-    """A step that was started."""
-
-    def wait(self) -> None:
-        """Returns when it has ended, on whatever device; raises what it raised."""
+# Returns when a step that was started has ended, on whatever device; raises what it raised.
+Wait = Callable[[], object]
 
 
 class Beside:
@@ -82,7 +79,7 @@ class Lane:
     def __init__(self, launch: Thread | Stream, most: int) -> None:
         self.failed: Exception | None = None
         self._launch, self._most = launch, most
-        self._started: collections.deque[tuple[Running, int]] = collections.deque()
+        self._started: collections.deque[tuple[Wait, int]] = collections.deque()
         self._bytes = 0
 
     def start(self, step: Step) -> None:
@@ -102,9 +99,9 @@ class Lane:
         self._launch.join()
 
     def _wait(self) -> None:
-        running, size = self._started[0]
+        wait, size = self._started[0]
         try:
-            running.wait()
+            wait()
         except Exception as error:  # an interrupt leaves the step where it is: it still runs
             self.failed = self.failed or error
         self._started.popleft()
@@ -120,11 +117,11 @@ class Thread:
         self._process = -1
         self._worker: concurrent.futures.ThreadPoolExecutor | None = None
 
-    def __call__(self, step: Step) -> Running:
+    def __call__(self, step: Step) -> Wait:
         if self._worker is None or self._process != os.getpid():  # a fork has no threads
             self._process = os.getpid()
             self._worker = concurrent.futures.ThreadPoolExecutor(1, "lowbit-steps")
-        return _OnThread(self._worker.submit(_launched, step))
+        return self._worker.submit(_launched, step).result
 
     def join(self) -> None:
         """Every step was waited for."""
@@ -139,7 +136,7 @@ class Stream:
         self._module: Any = torch.get_device_module(device)
         self._stream = self._module.Stream(device)
 
-    def __call__(self, step: Step) -> Running:
+    def __call__(self, step: Step) -> Wait:
         # The gradients may belong to a third stream (under HSDP that of the reduction inside of a
         # shard group), so that no wait of the current one would keep their memory.
         for tensor in step.taken():
@@ -148,29 +145,12 @@ class Stream:
         self._stream.wait_stream(self._module.current_stream(self._stream.device))
         with self._module.stream(self._stream):
             step.launch()
-            return _OnStream(self._stream.record_event())
+            # The host waits: torch gives memory that another stream used back after the event.
+            return self._stream.record_event().synchronize
 
     def join(self) -> None:
         """Lets the caller's stream wait. The hooks' streams may be others: FSDP2's reduction."""
         self._module.current_stream(self._stream.device).wait_stream(self._stream)
-
-
-class _OnThread:
-    def __init__(self, future: concurrent.futures.Future[None]) -> None:
-        self._future = future
-
-    def wait(self) -> None:
-        self._future.result()
-
-
-class _OnStream:
-    """The host waits: torch gives memory back that another stream used when its event is over."""
-
-    def __init__(self, event: Any) -> None:
-        self._event = event
-
-    def wait(self) -> None:
-        self._event.synchronize()
 
 
 @torch.no_grad()

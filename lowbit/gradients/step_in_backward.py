@@ -234,8 +234,10 @@ class InBackward:
             if self.scaler is not None:
                 found = self._look(p, found)
         scale = self._scale()
-        beside = [p for p in params if self._runs_beside(p)]
-        now = [p for p in params if p not in set(beside)] if beside else params
+        now: list[Tensor] = []
+        beside: list[Tensor] = []
+        for p in params:
+            (beside if self._runs_beside(p) else now).append(p)
         if now:
             step = Step(self.opt, scale, found)
             self.opt.step_params([(self._groups[p], p) for p in now], step)

@@ -177,8 +177,16 @@ class Step:
         """The tensors that `gather` has made or taken from the parameters, and nothing else keeps
         until `launch` has used them.
         """
-        made = [t for group in self.step_groups for t in (*group.grads, *group.lent)]
-        return made + [copy for group in self.step_groups for _, copy in group.copies]
+        return [
+            t
+            for group in self.step_groups
+            for t in (
+                *group.grads,
+                *(copy for _, copy in group.copies),
+                *group.call.keywords.values(),
+            )
+            if isinstance(t, Tensor)
+        ]
 
     def launch(self) -> None:
         """Steps what `gather` has taken."""

@@ -167,7 +167,6 @@ class SteppingOptimizer(StatefulOptimizer):
         hyper, options = self.call_options(step_group, grad_scale, found_inf)
         if later and options["lr"] is not None:
             options["lr"] = options["lr"].clone()
-        step_group.lent = [t for t in options.values() if isinstance(t, Tensor)]
         step_group.bind(plan, hyper, **options)
 
     def call_options(

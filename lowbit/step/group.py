@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -38,10 +37,9 @@ class StepGroup:
         self.flat_shards: list[sharding.FlatShard] = []  # one per parameter, or none
         self.strided = False  # whether a gradient had to be copied
         self.copies: list[tuple[Tensor, Tensor]] = []
-        self.lent: list[Tensor] = []  # scalars of the operator's call
         self.members: list[Any] = []  # as groups have them
         self.table: Tensor  # the operator's plan
-        self.call: Callable[..., None]
+        self.call: functools.partial[None]
         self.prepared = False
         self._workspace: tuple[int, dict[str, Tensor]] | None = None  # with its stream
 

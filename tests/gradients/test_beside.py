@@ -1,5 +1,6 @@
 """Steps beside the backward pass: what runs where, what waits, and what is refused."""
 
+import concurrent.futures
 import copy
 import threading
 import types
@@ -95,17 +96,18 @@ def test_statistics_and_loads_wait(launches):
 
 
 def test_an_interrupt_leaves_the_step_in_flight(launches, monkeypatch):
+    result, interrupts = concurrent.futures.Future.result, [KeyboardInterrupt]
+
+    def interrupted(future):
+        if interrupts:
+            raise interrupts.pop()
+        return result(future)
+
+    monkeypatch.setattr(concurrent.futures.Future, "result", interrupted)
     net, opt, _ = made()
     net(tokens(0)).backward()
-    wait = beside._OnThread.wait
-
-    def interrupted(running):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(beside._OnThread, "wait", interrupted)
     with pytest.raises(KeyboardInterrupt):
         opt.step()
-    monkeypatch.setattr(beside._OnThread, "wait", wait)
     threading.Timer(0.1, launches.go.set).start()
     opt.state_dict()
     assert float(opt.state[net.one.weight]["step"]) == 1.0
@@ -161,10 +163,10 @@ def test_a_fork_gets_a_thread_of_its_own(monkeypatch):
     launch, steps = beside.Thread(), [Fake(1), Fake(1)]
     for step in steps:
         step.may.set()
-    launch(steps[0]).wait()
+    launch(steps[0])()
     launch._worker.shutdown()  # a fork has the object and no thread
     monkeypatch.setattr(beside.os, "getpid", lambda: -5)
-    launch(steps[1]).wait()
+    launch(steps[1])()
     assert all(step.ended for step in steps)
 
 
