@@ -8,6 +8,7 @@ from torch import nn
 
 import lowbit
 from tests.support.peers.files import convert, need_tool, same
+from tests.support.peers.schedule_free import of_the_authors
 
 need_tool()
 SHAPES = [(64, 128), (70,)]
@@ -28,31 +29,6 @@ def trained(dtype=torch.float32, **options):
         opt.step()
     opt.eval()
     return params, opt
-
-
-def of_the_authors(opt):
-    """In the layout of schedulefree 1.4.1: z and exp_avg_sq for each parameter,
-    everything else in the group.
-    """
-    saved = opt.state_dict()
-    keys = (
-        "lr",
-        "betas",
-        "eps",
-        "r",
-        "k",
-        "warmup_steps",
-        "train_mode",
-        "weight_sum",
-        "lr_max",
-        "scheduled_lr",
-        "weight_lr_power",
-        "weight_decay",
-        "foreach",
-        "params",
-    )
-    state = {i: {k: s[k] for k in ("z", "exp_avg_sq")} for i, s in saved["state"].items()}
-    return {"state": state, "param_groups": [{k: saved["param_groups"][0][k] for k in keys}]}
 
 
 @pytest.mark.parametrize("way", ["tool", "live"])

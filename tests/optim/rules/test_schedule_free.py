@@ -14,6 +14,7 @@ from lowbit import ops
 from lowbit.state.weights import float32_weights
 from tests.support.bits import bits, same
 from tests.support.paths import GOLDEN
+from tests.support.peers.schedule_free import of_the_authors
 
 STEPS = 12  # of tests/golden/make_schedule_free.py, as the following
 CASES = {
@@ -100,33 +101,9 @@ def test_eight_bits_stay_near_the_authors():
 
 
 def test_the_authors_state_dict_goes_on():
-    """Made by hand in their layout: z and exp_avg_sq for each parameter,
-    everything else in the group.
-    """
     (p, q), opt = trained(state_format="float32", names=False)
     opt.eval()
-    saved = opt.state_dict()
-    group = {
-        k: saved["param_groups"][0][k]
-        for k in (
-            "lr",
-            "betas",
-            "eps",
-            "r",
-            "k",
-            "warmup_steps",
-            "train_mode",
-            "weight_sum",
-            "lr_max",
-            "scheduled_lr",
-            "weight_lr_power",
-            "weight_decay",
-            "foreach",
-            "params",
-        )
-    }
-    state = {i: {k: s[k].clone() for k in ("z", "exp_avg_sq")} for i, s in saved["state"].items()}
-    theirs = {"state": state, "param_groups": [group]}
+    theirs = of_the_authors(opt)
     params = [nn.Parameter(t.detach().clone()) for t in (p, q)]
     other = lowbit.ScheduleFreeAdamW(params, lr=1.0, state_format="float32")
     other.load_state_dict(copy.deepcopy(theirs))
