@@ -215,7 +215,7 @@ def refused_under(wrapper: str, name: str) -> bool:
 # The kinds of checkpoints: of 8-bit state, and of a factored one beside it.
 OF_KINDS = {name: RULES[name] for name in ("AdamW", "Adafactor")}
 OVER_KINDS = {
-    name: (4,)
+    name: PLACES[name]
     for name in (
         "DDP",
         ZERO,

@@ -41,14 +41,16 @@ def one_process(table: str, folder: str) -> dict[str, str]:
         if end == 10:
             saved = {name: saved_of(run) for name, run in runs.items()}
             dcp.save(saved, checkpoint_id=path_of(folder, table, ONE))
-    torch.save(made, pathlib.Path(folder) / f"{table}.pt")
+    for name in runs:
+        kept = {end: by_name[name] for end, by_name in made.items()}
+        torch.save(kept, pathlib.Path(folder) / f"{table} {name}.pt")
     return said
 
 
 @functools.cache
-def alone(table: str, folder: str) -> dict[int, dict[str, Kept]]:
-    """What one process has, by the number of steps and the case."""
-    return torch.load(pathlib.Path(folder) / f"{table}.pt", mmap=True)
+def alone(table: str, folder: str, name: str) -> dict[int, Kept]:
+    """What one process has of a case, by the number of steps."""
+    return torch.load(pathlib.Path(folder) / f"{table} {name}.pt", mmap=True)
 
 
 def saved_of(run: Run) -> dict[str, dict]:
@@ -78,7 +80,7 @@ def cells(
     wrong: dict[str, list[str]] = {}
     for name, run in runs.items():
         run.steps(0, 10)
-        wrong[name] = run.unequal(alone(table, folder)[10][name])
+        wrong[name] = run.unequal(alone(table, folder, name)[10])
     saved = {name: saved_of(run) for name, run in runs.items()}
     dcp.save(saved, checkpoint_id=path_of(folder, table, place))
     runs.clear()
@@ -115,7 +117,7 @@ def loaded(
         for number, kept in parts[name]["groups"].items():
             groups[int(number)].update(kept)
         fsdp1.set_state_dict(run.opt, {"state": parts[name]["state"], "param_groups": groups})
-        ten, twelve = (alone(table, folder)[end][name] for end in (10, 12))
+        ten, twelve = (alone(table, folder, name)[end] for end in (10, 12))
         wrong[name] = [f"{each}, loaded from {source}" for each in run.unequal(ten)]
         run.steps(10, 12)
         wrong[name] += [
@@ -140,4 +142,4 @@ def in_one_process(
 def nothing_loaded(table: str, folder: str) -> list[str]:
     """The comparison can fail: what one process has before its first step."""
     name, case = next(iter(TABLES[table][0].items()))
-    return built("single", case).unequal(alone(table, folder)[10][name])
+    return built("single", case).unequal(alone(table, folder, name)[10])

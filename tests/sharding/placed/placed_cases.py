@@ -72,6 +72,7 @@ def rules() -> Iterator[tuple[str, Make]]:
 CASES = {**dict(formats()), **dict(rules())}
 
 
+@functools.cache
 def dtype_of(case: str) -> torch.dtype:
     """The dtype of the weights that a case steps."""
     for entry in ops.catalog()["param"]:

@@ -11,13 +11,17 @@ from collections.abc import Callable
 from typing import TextIO
 
 CONTEXT = multiprocessing.get_context("forkserver")
-# Not lowbit, which begins a thread where OMP_NUM_THREADS lets it: a fork would lose that.
-PRELOADED = (
+TORCH = (
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.pipelining",
+    "torch.distributed.tensor.debug",  # brings torch._dynamo
     "torch.distributed.tensor.parallel",
 )
-CONTEXT.set_forkserver_preload([*PRELOADED])
+# lowbit begins a thread where OMP_NUM_THREADS lets it: a fork would lose that.
+LOWBIT = ("lowbit.checkpoint", "lowbit.fsdp1") if os.environ.get("OMP_NUM_THREADS") == "1" else ()
+CONTEXT.set_forkserver_preload([*TORCH, *LOWBIT])
 
 
 def _work(there, target: Callable, arguments: tuple) -> None:

@@ -28,7 +28,7 @@ import warnings
 from typing import Any
 
 from tests.support.paths import importing_tests
-from tests.support.ranks.forked import PRELOADED
+from tests.support.ranks.forked import TORCH
 
 PATIENCE = 20  # seconds for the ranks beside one that failed
 
@@ -77,7 +77,7 @@ def _wait(children: dict[int, int]) -> dict[int, int]:
 
 
 def _serve() -> None:
-    for module in PRELOADED:
+    for module in TORCH:  # not lowbit, of which a script's environment chooses the instruction set
         importlib.import_module(module)
     gc.freeze()
     for line in sys.stdin:
