@@ -100,6 +100,12 @@ def filled(*sentences: str, indent: str = "") -> str:
     )
 
 
+def folded(title: str, *parts: str) -> str:
+    """What a reader opens, on GitHub and on the site."""
+    inside = "\n\n".join(part for part in parts if part)
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{inside}\n\n</details>'
+
+
 def bullets(*items: str) -> str:
     """A list whose lines fit a screen."""
     return "\n".join(filled(f"* {item}", indent="  ") for item in items if item)

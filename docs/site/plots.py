@@ -10,6 +10,7 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
 from pictures import INK, heading, panel, picture
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -239,6 +240,72 @@ def below(axes: Axes, x: float):
     return scale + ScaledTranslation(x, 0, axes.transAxes)
 
 
+# Drift
+
+DRIFT_ROW = re.compile(
+    r"^\| `(\w+)` \| ([\d.,]+) % \| ([\d.,]+) % \| ([\d.,]+) % \| ([a-z ]+) \|$", re.M
+)
+OFF = ("second moment, like magnitudes", "second moment, unlike", "first moment")
+MARKERS = ("o", "D", "s")
+LEAST, LIMIT = 0.1, 15  # percent: what is less is drawn here, and what is recommended stays below
+
+
+def drift() -> None:
+    rows = DRIFT_ROW.findall((ROOT / "docs" / "drift.md").read_text())
+    verdicts = {"recommended": INK.ours, "tolerated": INK.other, "warned about": INK.bad}
+    height = 0.185 * (len(rows) + 1.4 * len(verdicts)) + 1.55
+    with picture("drift", "How far state drifts from float32's", height) as figure:
+        heading(
+            figure,
+            "State beside float32's, off by at most",
+            "in 100,000 simulated steps of AdamW; dashed: 15 %",
+        )
+        axes = panel(figure, 0.32, height - 1.35, left=0.36)
+        axes.axvline(LIMIT, color=INK.muted, lw=1, ls=(0, (3, 3)))
+        at, inside = 0.0, axes.get_yaxis_transform()
+        for verdict, color in verdicts.items():
+            at -= 1.4
+            axes.text(-0.53, at + 0.1, verdict, weight="bold", size=9, transform=inside)
+            for name, *found, said in rows:
+                if said != verdict:
+                    continue
+                at -= 1
+                off = [max(LEAST, float(x.replace(",", ""))) for x in found]
+                axes.hlines(at, min(off), max(off), color=color, lw=0.8)
+                for x, marker in zip(off, MARKERS, strict=True):
+                    axes.plot(x, at, marker, ms=5, mfc="none", color=color, mew=1.3)
+                axes.text(
+                    -0.04,
+                    at,
+                    name,
+                    size=8.6,
+                    ha="right",
+                    va="center",
+                    transform=inside,
+                    color=color,
+                )
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xlim(LEAST * 0.8, 5000)
+        axes.set_ylim(at - 0.8, 0)
+        ticks = {0.1: "0.1 %", 1: "1", 10: "10", 100: "100", 1000: "1000 %"}
+        axes.set_xticks(list(ticks), list(ticks.values()))
+        axes.grid(axis="x", lw=0.6)
+        axes.legend(
+            handles=[
+                Line2D([], [], ls="", marker=m, ms=5, mfc="none", color=INK.muted, label=said)
+                for m, said in zip(MARKERS, OFF, strict=True)
+            ],
+            frameon=False,
+            fontsize=8.6,
+            ncols=2,
+            loc="lower left",
+            bbox_to_anchor=(-0.56, 1.0),
+            handletextpad=0.1,
+            columnspacing=1.0,
+        )
+
+
 # Speed
 
 GPU = {  # rows of gpu-h100-2.json by what a reader is told
@@ -318,6 +385,7 @@ PICTURES: dict[str, Callable[[], None]] = {
     "memory-models": memory_models,
     "loss": loss,
     "quality": quality,
+    "drift": drift,
     "speed-gpu": speed_gpu,
     "speed-cpu": speed_cpu,
 }
