@@ -15,7 +15,7 @@ h1 { font-size: 1.5em; } h1, p, .small, .warning { overflow-wrap: break-word; } 
 table { border-collapse: collapse; } td, th { padding: .2em .8em .2em 0; text-align: left; vertical-align: top; }
 th { color: #5b6675; font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; } td { white-space: nowrap; } td.value { white-space: normal; min-width: 16em; overflow-wrap: break-word; }
-.name { font-family: ui-monospace, monospace; overflow-wrap: break-word; } td.name { white-space: normal; }
+.name { font-family: ui-monospace, monospace; overflow-wrap: break-word; } td.name { white-space: normal; } .found td.name { min-width: 11em; }
 @media (max-width: 44em) { td.name { max-width: 60vw; } }
 input { font: inherit; width: 100%; max-width: 30em; box-sizing: border-box; padding: .3em .5em; margin-top: 1em; color: inherit; background: transparent; border: 1px solid #93a0b0; border-radius: 4px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); gap: 1em; }
