@@ -7,6 +7,19 @@ from collections.abc import Iterable, Sequence
 
 Result = dict
 
+SHOWS = {  # what a picture of a page shows
+    "bench-cpu-step.png": "Time of each optimizer's step beside torch's fused float32 AdamW",
+    "bench-cpu-growth.png": "Time of a step for each parameter as a tensor grows",
+}
+SUMMARY = {  # contestants of the first table, by what a reader is told
+    "lowbit 8-bit, bf16 stochastic": "lowbit 8bit",
+    "lowbit 4-bit, bf16 stochastic": "lowbit 4bit",
+    "lowbit 8-bit, float32 weights": "lowbit 8bit, float32 weights",
+    "torch fused, bf16 nearest": "torch fused, bfloat16",
+    "torchao AdamW8bit compiled, bf16 stochastic": "torchao 8-bit, compiled",
+    "bitsandbytes AdamW8bit, bf16 nearest": "bitsandbytes 8-bit",
+}
+
 
 def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
     """The page of a result."""
@@ -14,7 +27,7 @@ def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
     device = facts.get("gpu", {}).get("name", "the CPU") if "gpu" in facts else "the CPU"
     parts = [
         f"# Measured on {device}",
-        *[f"![{name.removesuffix('.png')}]({name})" for name in pictures],
+        *[f"![{SHOWS[name]}]({name})" for name in pictures],
         *([opening(result["step"])] if result.get("step") else []),
     ]
     for key, title, write in (
@@ -100,6 +113,12 @@ def filled(*sentences: str, indent: str = "") -> str:
     )
 
 
+def folded(title: str, *parts: str) -> str:
+    """What a reader opens, on GitHub and on the site."""
+    inside = "\n\n".join(part for part in parts if part)
+    return f'<details markdown="1">\n<summary>{title}</summary>\n\n{inside}\n\n</details>'
+
+
 def bullets(*items: str) -> str:
     """A list whose lines fit a screen."""
     return "\n".join(filled(f"* {item}", indent="  ") for item in items if item)
@@ -120,48 +139,71 @@ def number(value: float | None, digits: int = 2) -> str:
 
 def step(cases: list[dict]) -> str:
     parts = [
+        "The time of a step as a multiple of that of torch's fused float32 AdamW:",
+        first_table(cases),
         filled(
-            "Times are medians over rounds in which all contestants take turns; ratios are medians "
-            "over the same rounds. `of copy` is the bytes that the step moves over its time, as a "
-            "share of the copy's speed."
-        )
+            "Each workload opens to a table of all contestants. Times are medians over rounds in "
+            "which all of them take turns; ratios are medians over the same rounds. `of copy` is "
+            "the bytes that the step moves over its time, as a share of the copy's speed."
+        ),
     ]
     for c in cases:
-        threads = f", {c['threads']} thread{'s' * (c['threads'] > 1)}" if not c["clocks"] else ""
-        cut = f" ({c['cut']})" if c["cut"] else ""
+        clocks = ", ".join(f"{k} {v}" for k, v in c["clocks"].items())
         parts.append(
-            f"### {c['workload']}{cut}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} "
-            f"tensors{threads}"
-        )
-        parts.append(
-            table(
-                [
-                    "step",
-                    "ns / parameter",
-                    "to torch fused float32",
-                    "to the copy",
-                    "of copy",
-                    "GB/s",
-                    "state B / parameter",
-                ],
-                [
-                    [
-                        r["name"],
-                        number(r["ns_per_parameter"], 3),
-                        number(r["to_torch"]),
-                        number(r["to_copy"]),
-                        f"{r['of_copy_speed']:.0%}" if r["of_copy_speed"] else "",
-                        number(r["gb_per_second"], 1),
-                        number(r["state_bytes"]),
-                    ]
-                    for r in c["rows"]
-                ],
+            folded(
+                f"{workload(c)}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} tensors",
+                of_workload(c["rows"]),
+                f"Just after: {clocks}" if clocks else "",
+                left_out(c["missing"]) if c["missing"] else "",
             )
         )
-        if c["clocks"]:
-            parts.append("Just after: " + ", ".join(f"{k} {v}" for k, v in c["clocks"].items()))
-        parts += [left_out(c["missing"])] if c["missing"] else []
     return "\n\n".join(parts)
+
+
+def workload(case: dict) -> str:
+    """What is stepped, and by how many threads where these are the CPU's."""
+    threads = f", {case['threads']} thread{'s' * (case['threads'] > 1)}"
+    cut = f" ({case['cut']})" if case["cut"] else ""
+    return f"{case['workload']}{cut}{'' if case['clocks'] else threads}"
+
+
+def first_table(cases: list[dict]) -> str:
+    """A row for each workload, a column for each contestant of SUMMARY that took part in any."""
+    found = [{r["name"]: r["to_torch"] for r in c["rows"]} for c in cases]
+    shown = [name for name in SUMMARY if any(name in each for each in found)]
+    return table(
+        ["workload", *(SUMMARY[name] for name in shown)],
+        [
+            [workload(c), *(number(each.get(name)) for name in shown)]
+            for c, each in zip(cases, found, strict=True)
+        ],
+    )
+
+
+def of_workload(rows: list[dict]) -> str:
+    return table(
+        [
+            "step",
+            "ns / parameter",
+            "to torch fused float32",
+            "to the copy",
+            "of copy",
+            "GB/s",
+            "state B / parameter",
+        ],
+        [
+            [
+                r["name"],
+                number(r["ns_per_parameter"], 3),
+                number(r["to_torch"]),
+                number(r["to_copy"]),
+                f"{r['of_copy_speed']:.0%}" if r["of_copy_speed"] else "",
+                number(r["gb_per_second"], 1),
+                number(r["state_bytes"]),
+            ]
+            for r in rows
+        ],
+    )
 
 
 def left_out(missing: dict[str, str]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import lowbit
-from bench.pages.page import bullets, filled
+from bench.pages.page import bullets, filled, folded, table
 
 STEPS = (1_000, 10_000, 100_000)
 # The largest bias, over all steps, up to which a preset is recommended; and up to which it is
@@ -13,6 +13,85 @@ STEPS = (1_000, 10_000, 100_000)
 # they are not.
 RECOMMENDED, TOLERATED, TOLERATED_FIRST = 0.15, 0.3, 0.5
 STATE = ("exp_avg_sq_alike", "exp_avg_sq", "exp_avg")
+
+PICTURE = (
+    "![How far the state of each preset drifts from float32's in 100,000 steps](pictures/drift.svg)"
+)
+VERDICTS = bullets(
+    f"**Recommended**: all three are at most {100 * RECOMMENDED:.0f} %.",
+    f"**Warned about**: like magnitudes are off by more than {100 * TOLERATED:.0f} %, or the first "
+    f"moment by more than {100 * TOLERATED_FIRST:.0f} %.",
+    "**Tolerated**: all else. Small values of a block lose part of their first moment, and take "
+    "smaller steps than they should, because a second moment never becomes zero. Or all steps are "
+    "smaller by a constant factor.",
+)
+CAUSES = "## What follows, by state\n\n" + bullets(
+    "**`bfloat16` to the nearest** has a second moment that grows for as long as a run lasts. A "
+    "step of beta2 0.999 is less than half a unit in the last place downwards, and is lost. "
+    "`bfloat16_stochastic` takes the same bytes and does not drift.",
+    "**`6bit`** settles high for the same reason: its steps of 1/64 swallow small changes, most of "
+    "all downwards. With fewer bits the block's own maximum holds the values down.",
+    "**`log8` and `log8_fixed`**, rounded to the nearest, settle beside the mean. "
+    '`rounding="stochastic"` brings them back.',
+    "**Factored moments** are float32 means, which do not drift. What they approximate is another "
+    "matter.",
+    "**AdEMAMix's slow mean** belongs in `bfloat16`, rounded stochastically, as presets keep it. "
+    "[optimizers.md](optimizers.md#presets) says how to choose otherwise; every other format but "
+    "float32 brings a warning.",
+    "**Lion** should not be trained with two bits. Its update is a sign: with `2bit` more than a "
+    "third of the signs are wrong, with `8bit` less than a hundredth.",
+)
+METHOD = "## Method\n\n" + "\n\n".join(
+    filled(text)
+    for text in (
+        "**What runs.** State is stored in a format and stepped under stationary gradients, beside "
+        "float32 state under the same ones. `python -m bench.quality.drift` simulates one tensor "
+        "of 512 elements with the CPU's own step, continues where it stopped, and writes this "
+        "page; `python docs/site/pictures.py` draws its picture. Formats with scales of rows and "
+        "columns have one of 256 rows of 256: a row and a column of a few elements would fit each "
+        "of them too well.",
+        "**Gradients.** Element i's gradient is s (0.3 sign + z), with z normal and new in each "
+        "step. Of *unlike* magnitudes log s has a standard deviation of 1, so a block of 256 "
+        "covers some five binary orders each way. Of *like* ones s is the same everywhere.",
+        "**Bias** of a mean is its part along the gradient's mean, relative to float32's. Of a "
+        "second moment it is that of its root, by which a step is divided. Elements count alike, "
+        "relative to s. Numbers are averages of 20 looks in the last tenth of the steps.",
+        "**Error** of a mean is the root mean square of what differs, relative to float32's.",
+    )
+)
+BOOK = "## The laboratory book\n\n" + filled(
+    "Every format, rounded to the nearest and stochastically, after 1,000, 10,000 and 100,000 "
+    "steps. A preset is a format for each state: [presets.md](presets.md#all-presets)."
+)
+SERIES = {  # a title, what to know, the state's name in the results, and its columns
+    "Second moment, like magnitudes": (
+        "Of Adam's second moment, beta2 0.999: the bias of its root.",
+        "exp_avg_sq_alike",
+        ["bias"],
+    ),
+    "Second moment, unlike magnitudes": (
+        "Of Adam's second moment, beta2 0.999: the bias of its root.",
+        "exp_avg_sq",
+        ["bias"],
+    ),
+    "First moment": ("Of Adam's first moment, beta1 0.9.", "exp_avg", ["bias", "error"]),
+    "AdEMAMix's slow mean": (
+        filled(
+            "The decay is 0.9999. Where gradients have no mean, float32's own slow mean is only "
+            "noise, and the error is 11 % of that after 6,000 steps."
+        ),
+        "exp_avg_slow",
+        ["bias", "error"],
+    ),
+    "Lion": (
+        filled(
+            "Betas are 0.9 and 0.99. *Signs* is the share of updates with another sign than "
+            "float32's. Half of them would be chance."
+        ),
+        "lion",
+        ["error", "signs"],
+    ),
+}
 
 Results = dict[str, dict[str, dict[str, dict[str, float]]]]
 
@@ -70,11 +149,7 @@ def percent(x: float | None) -> str:
     return f"{100 * x:.1f} %" if abs(x) < 0.0995 else f"{100 * x:,.0f} %"
 
 
-def table(head: list[str], rows: list[list[str]]) -> list[str]:
-    return ["| " + " | ".join(line) + " |" for line in [head, ["---"] * len(head), *rows]] + [""]
-
-
-def series(results: Results, state: str, whats: list[str], title: str) -> list[str]:
+def series(results: Results, state: str, whats: list[str], title: str) -> str:
     """A table of every measured format of a state: a column for each number after each of STEPS."""
     names = sorted({name for each in results.get(state, {}).values() for name in each})
     head = [title] + [f"{what}, {n:,}" for what in whats for n in STEPS]
@@ -106,128 +181,34 @@ def page(results: Results) -> str:
     for preset in presets:
         found = of_preset(results, preset)
         rows.append([f"`{preset['name']}`", *map(percent, found), verdict(found)])
-    return (
-        "\n".join(
+    parts = [
+        "# Drift",
+        PICTURE,
+        opening(results),
+        "Each mark is a state of a preset. A preset left of the dashed line is recommended.",
+        "## Presets",
+        filled(
+            "The largest bias of stored state after 1,000, 10,000 and 100,000 steps. The first "
+            "moment is one of unlike magnitudes. An empty cell is not measured yet."
+        ),
+        table(
             [
-                "# Drift",
-                "",
-                opening(results),
-                "",
-                "## Presets",
-                "",
-                filled(
-                    "The largest bias of stored state after 1,000, 10,000 and 100,000 steps. The "
-                    "first moment is one of unlike magnitudes. An empty cell is not measured yet."
-                ),
-                "",
-                *table(
-                    [
-                        "preset",
-                        "root of second moment, like magnitudes",
-                        "unlike magnitudes",
-                        "first moment",
-                        "verdict",
-                    ],
-                    rows,
-                ),
-                bullets(
-                    f"**Recommended**: all three are at most {percent(RECOMMENDED)}.",
-                    f"**Warned about**: like magnitudes are off by more than {percent(TOLERATED)}, "
-                    f"or the first moment by more than {percent(TOLERATED_FIRST)}.",
-                    "**Tolerated**: all else. Small values of a block lose part of their first "
-                    "moment, and take smaller steps than they should, because a second moment "
-                    "never becomes zero. Or all steps are smaller by a constant factor.",
-                ),
-                "",
-                "[quality.md](quality.md) has the loss of some presets after a real run.",
-                "",
-                "## Why they drift",
-                "",
-                bullets(
-                    "**`bfloat16` to the nearest** has a second moment that grows for as long as a "
-                    "run lasts. A step of beta2 0.999 is less than half a unit in the last place "
-                    "downwards, and is lost. `bfloat16_stochastic` takes the same bytes and does "
-                    "not drift.",
-                    "**`6bit`** settles high for the same reason: its steps of 1/64 swallow small "
-                    "changes, most of all downwards. With fewer bits the block's own maximum holds "
-                    "the values down.",
-                    "**`log8` and `log8_fixed`**, rounded to the nearest, settle beside the mean. "
-                    '`rounding="stochastic"` brings them back.',
-                    "**Factored moments** are float32 means, which do not drift. What they "
-                    "approximate is another matter.",
-                ),
-                "",
-                "## Method",
-                "",
-                filled(
-                    "**What runs.** State is stored in a format and stepped under stationary "
-                    "gradients, beside float32 state under the same ones. `python -m "
-                    "bench.quality.drift` simulates one tensor of 512 elements with the CPU's own "
-                    "step, continues where it stopped, and writes this page. Formats with scales "
-                    "of rows and columns have one of 256 rows of 256: a row and a column of a few "
-                    "elements would fit each of them too well."
-                ),
-                "",
-                filled(
-                    "**Gradients.** Element i's gradient is s (0.3 sign + z), with z normal and "
-                    "new in each step. Of *unlike* magnitudes log s has a standard deviation of 1, "
-                    "so a block of 256 covers some five binary orders each way. Of *like* ones s "
-                    "is the same everywhere."
-                ),
-                "",
-                filled(
-                    "**Bias** of a mean is its part along the gradient's mean, relative to "
-                    "float32's. Of a second moment it is that of its root, by which a step is "
-                    "divided. Elements count alike, relative to s. Numbers are averages of 20 "
-                    "looks in the last tenth of the steps."
-                ),
-                "",
-                filled(
-                    "**Error** of a mean is the root mean square of what differs, relative to "
-                    "float32's."
-                ),
-                "",
-                "## AdEMAMix's slow mean",
-                "",
-                filled(
-                    "Keep it in `bfloat16`, rounded stochastically, as presets do. "
-                    "[optimizers.md](optimizers.md#presets) says how to choose otherwise; every "
-                    "format here but that and float32 brings a warning."
-                ),
-                "",
-                filled(
-                    "The decay is 0.9999. Where gradients have no mean, float32's own slow mean is "
-                    "only noise, and the error is 11 % of that after 6,000 steps."
-                ),
-                "",
-                *series(results, "exp_avg_slow", ["bias", "error"], "format"),
-                "## Lion",
-                "",
-                filled(
-                    "Do not train Lion with two bits. Its update is a sign: with `2bit` more than "
-                    "a third of the signs are wrong, with `8bit` less than a hundredth."
-                ),
-                "",
-                filled(
-                    "Betas are 0.9 and 0.99. *Signs* is the share of updates with another sign "
-                    "than float32's. Half of them would be chance."
-                ),
-                "",
-                *series(results, "lion", ["error", "signs"], "format"),
-                "## Second moment, like magnitudes",
-                "",
-                "Of Adam's second moment, beta2 0.999: the bias of its root.",
-                "",
-                *series(results, "exp_avg_sq_alike", ["bias"], "format"),
-                "## Second moment, unlike magnitudes",
-                "",
-                *series(results, "exp_avg_sq", ["bias"], "format"),
-                "## First moment",
-                "",
-                "Of Adam's first moment, beta1 0.9.",
-                "",
-                *series(results, "exp_avg", ["bias", "error"], "format"),
-            ]
-        ).rstrip()
-        + "\n"
-    )
+                "preset",
+                "root of second moment, like magnitudes",
+                "unlike magnitudes",
+                "first moment",
+                "verdict",
+            ],
+            rows,
+        ),
+        VERDICTS,
+        "[quality.md](quality.md) has the loss of some presets after a real run.",
+        CAUSES,
+        METHOD,
+        BOOK,
+        *(
+            folded(f"{name}: every format", text, series(results, state, whats, "format"))
+            for name, (text, state, whats) in SERIES.items()
+        ),
+    ]
+    return "\n\n".join(parts) + "\n"

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.measuring.intervals import Interval
-from bench.pages.page import bullets, filled, table
+from bench.pages.page import bullets, filled, folded, table
 from bench.quality import embeddings_page, zero_gradients
 from bench.quality import plan as quality_plan
 from bench.quality import plot as quality_plot
@@ -40,6 +40,7 @@ PRESETS = (
 WORDS = {"more": "higher", "less": "lower", "": "no difference shown"}
 VERDICTS = (*WORDS.values(), f"fewer than {ENOUGH} seeds", "not run yet")
 FEW, WAITING = VERDICTS[3:]
+NUMBERS = re.compile(r" \([+-][^()]*\)")  # behind a name: its difference and interval
 
 
 def page(lines: Lines) -> str:
@@ -58,11 +59,14 @@ def page(lines: Lines) -> str:
         "## The differences",
         "",
         filled(
-            "The held-out loss less that of what is named, in nats per byte, in pairs of one "
-            "seed, with the 95 % confidence interval. An empty cell has no contestant."
+            "Which of these raised or lowered the held-out loss, beside what is named. The tables "
+            "below have the differences with their intervals. An empty cell has no contestant."
         ),
         "",
-        *without_empty(["compared", *VERDICTS], evidence(lines)).splitlines(),
+        *without_empty(
+            ["compared", *VERDICTS],
+            [[NUMBERS.sub("", cell) for cell in cells] for cells in evidence(lines)],
+        ).splitlines(),
         "",
         filled(over_long(lines, STUDIES["0.5 M, 20,000 steps"])),
         "",
@@ -147,12 +151,9 @@ def section(lines: Lines, study: Study) -> list[str]:
             "",
         ]
     rows = [row(lines, study, name) for name in study.contestants]
-    parts += [*table(head, rows).splitlines(), "", about(own, study)]
-    if flat := flattening(lines, study):
-        parts += ["", flat]
-    if not study.tuned_in:
-        parts += ["", *tuning(lines, study)]
-    return parts
+    tuned = [] if study.tuned_in else ["\n".join(tuning(lines, study))]
+    ran = folded("How it was run", about(own, study), flattening(lines, study), *tuned)
+    return [*parts, *table(head, rows).splitlines(), "", *ran.splitlines()]
 
 
 def about(own: Lines, study: Study) -> str:

@@ -292,6 +292,7 @@ def page(result: dict[str, Any]) -> str:
     lead, *facts = said(result, rows)
     parts = [
         "# Many threads",
+        "![Time of a step of torch and of lowbit by threads, modelled](pictures/scaling.svg)",
         filled(
             f"{lead} This is a model of servers: two threads are measured, and the rest follows "
             "from what a value costs a core and how many bytes it moves."

@@ -295,6 +295,7 @@ def page(result: Found, kills: Found) -> str:
     )
     parts = [
         "# Speed of saves and loads",
+        "![Times of saves and bytes of loads, of lowbit and torch](pictures/storage.svg)",
         opening(result, kills),
         "## Targets",
         filled(

@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.text import Annotation
 from pictures import INK, heading, panel, picture
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
@@ -51,9 +53,9 @@ def memory_of(axes: Axes, model: str, rows: Sequence[str]) -> None:
     axes.set_xticks([])
 
 
-def behind(axes: Axes, x: float, y: float, text: str, weight: str, points: float = 4) -> None:
+def behind(axes: Axes, x: float, y: float, text: str, weight: str, points: float = 4) -> Annotation:
     """A number behind the end of its bar."""
-    axes.annotate(
+    return axes.annotate(
         text,
         (x, y),
         (points, 0),
@@ -239,6 +241,200 @@ def below(axes: Axes, x: float):
     return scale + ScaledTranslation(x, 0, axes.transAxes)
 
 
+# Drift
+
+DRIFT_ROW = re.compile(
+    r"^\| `(\w+)` \| ([\d.,]+) % \| ([\d.,]+) % \| ([\d.,]+) % \| ([a-z ]+) \|$", re.M
+)
+OFF = ("second moment, like magnitudes", "second moment, unlike", "first moment")
+MARKERS = ("o", "D", "s")
+LEAST, LIMIT = 0.1, 15  # percent: what is less is drawn here, and what is recommended stays below
+
+
+def drift() -> None:
+    rows = DRIFT_ROW.findall((ROOT / "docs" / "drift.md").read_text())
+    verdicts = {"recommended": INK.ours, "tolerated": INK.other, "warned about": INK.bad}
+    height = 0.185 * (len(rows) + 1.4 * len(verdicts)) + 1.55
+    with picture("drift", "How far state drifts from float32's", height) as figure:
+        heading(
+            figure,
+            "State beside float32's, off by at most",
+            "in 100,000 simulated steps of AdamW; dashed: 15 %",
+        )
+        axes = panel(figure, 0.32, height - 1.35, left=0.36)
+        axes.axvline(LIMIT, color=INK.muted, lw=1, ls=(0, (3, 3)))
+        at, inside = 0.0, axes.get_yaxis_transform()
+        for verdict, color in verdicts.items():
+            at -= 1.4
+            axes.text(-0.53, at + 0.1, verdict, weight="bold", size=9, transform=inside)
+            for name, *found, said in rows:
+                if said != verdict:
+                    continue
+                at -= 1
+                off = [max(LEAST, float(x.replace(",", ""))) for x in found]
+                axes.hlines(at, min(off), max(off), color=color, lw=0.8)
+                for x, marker in zip(off, MARKERS, strict=True):
+                    axes.plot(x, at, marker, ms=5, mfc="none", color=color, mew=1.3)
+                axes.text(
+                    -0.04,
+                    at,
+                    name,
+                    size=8.6,
+                    ha="right",
+                    va="center",
+                    transform=inside,
+                    color=color,
+                )
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xlim(LEAST * 0.8, 5000)
+        axes.set_ylim(at - 0.8, 0)
+        ticks = {0.1: "0.1 %", 1: "1", 10: "10", 100: "100", 1000: "1000 %"}
+        axes.set_xticks(list(ticks), list(ticks.values()))
+        axes.grid(axis="x", lw=0.6)
+        axes.legend(
+            handles=[
+                Line2D([], [], ls="", marker=m, ms=5, mfc="none", color=INK.muted, label=said)
+                for m, said in zip(MARKERS, OFF, strict=True)
+            ],
+            frameon=False,
+            fontsize=8.6,
+            ncols=2,
+            loc="lower left",
+            bbox_to_anchor=(-0.56, 1.0),
+            handletextpad=0.1,
+            columnspacing=1.0,
+        )
+
+
+# Muon
+
+MUON_ROW = re.compile(r"^\| `(\w+)`, blocks of \d+ \| (\d) \|(?: [\d.]+ \|){3} ([\d.]+) \|", re.M)
+SMALL_BLOCKS = re.compile(r"^\| blocks of 32 \|.*?, .*?, ([\d.]+) \|", re.M)  # of linear4: muon4
+
+
+def muon_formats() -> None:
+    text = (ROOT / "docs" / "muon-formats.md").read_text()
+    rows = [(name, int(bits), 100 - 100 * float(x)) for name, bits, x in MUON_ROW.findall(text)]
+    small = SMALL_BLOCKS.search(text)
+    assert small is not None
+    presets = {"dynamic8": "8bit", "dynamic4": "4bit", "linear4 in blocks of 32": "muon4"}
+    rows.append(("linear4 in blocks of 32", 4, 100 - 100 * float(small[1])))
+    with picture("muon-formats", "Progress that Muon loses to each format", 2.75) as figure:
+        heading(
+            figure,
+            "Progress lost by storing Muon's momentum",
+            "each mark is a format; tenfold from line to line",
+        )
+        axes = panel(figure, 0.35, 1.95, left=0.14)
+        for name, bits, lost in rows:
+            ours = name in presets
+            axes.plot(lost, bits, "o", ms=6, mfc=INK.ours if ours else "none", mec=INK.ours)
+            if ours:
+                above = 5 if name != "dynamic4" else -13
+                axes.annotate(
+                    presets[name],
+                    (lost, bits),
+                    (0, above),
+                    textcoords="offset points",
+                    ha="center",
+                    size=9,
+                    weight="bold",
+                )
+        axes.set_xscale("log")
+        axes.minorticks_off()
+        axes.set_xlim(0.08, 120)
+        axes.set_xticks([0.1, 1, 10, 100], ["0.1 %", "1 %", "10 %", "100 %"])
+        axes.set_ylim(1.4, 8.8)
+        axes.set_yticks(range(2, 9), [f"{bits} bits" for bits in range(2, 9)])
+        axes.grid(axis="x", lw=0.6)
+
+
+# Saves and loads
+
+STORED = {
+    "save, on disk: time / cp": "save to disk: time, where cp takes 1",
+    "load on 4 ranks: bytes read / needed": "load on twice as many ranks: bytes read, of 1 needed",
+}
+STORED_ROW = re.compile(r"^\| (.*?) \| [^|]* \| ([\d.]+) \| ([\d.]+) \|", re.M)
+
+
+def storage() -> None:
+    text = (ROOT / "docs" / "bench-storage.md").read_text()
+    parts = re.split(r"^\*\*(.*?)\*\*: \d+ of \d+ met", text, flags=re.M)
+    found = {
+        state: {row: (float(a), float(b)) for row, a, b in STORED_ROW.findall(rows)}
+        for state, rows in zip(parts[1::2], parts[2::2], strict=True)
+    }
+    with picture("storage", "Saves and loads of lowbit beside torch's", 4.9) as figure:
+        heading(figure, "Saves and loads of checkpoints", "lowbit.checkpoint beside torch's")
+        for at, (row, told) in enumerate(STORED.items()):
+            bottom = 2.3 - 2.25 * at
+            figure.text(0.04, (bottom + 1.98) / 4.9, told, size=9, color=INK.muted)
+            axes = panel(figure, bottom, 1.9)
+            y = 0.0
+            for state, rows in found.items():
+                axes.text(0, y + 0.36, state, size=9, va="bottom")
+                for who, value in zip(("torch", "lowbit"), rows[row], strict=True):
+                    ours = who == "lowbit"
+                    axes.barh(y, value, height=0.62, color=INK.ours if ours else INK.other)
+                    weight = "bold" if ours else "normal"
+                    said = behind(axes, value, y, f"{value:.1f} {who}", weight)
+                    said.set_bbox({"facecolor": INK.ground, "edgecolor": "none", "pad": 0.8})
+                    y -= 0.75
+                y -= 0.8
+            axes.axvline(1, color=INK.muted, lw=1, ls=(0, (3, 3)))
+            axes.set_xlim(0, 2.75)
+            axes.set_ylim(y + 0.9, 1.1)
+            axes.spines["bottom"].set_visible(False)
+            axes.set_xticks([])
+
+
+# Many threads
+
+SERVER = "Intel Xeon, 4th generation"
+THREADS = {  # rows of scaling.md by what a reader is told
+    "torch fused, float32": ("torch fused, float32", INK.other, "-"),
+    "DeepSpeedCPUAdam, float32": ("DeepSpeedCPUAdam, float32", INK.other, (0, (3, 3))),
+    "lowbit 8-bit, bf16 stochastic": ("lowbit 8bit", INK.ours, "-"),
+    "lowbit 4-bit, bf16 stochastic": ("lowbit 4bit", INK.ours, (0, (3, 3))),
+}
+
+
+def scaling() -> None:
+    text = (ROOT / "docs" / "scaling.md").read_text()
+    cost = {
+        name: (float(moved), float(core))
+        for name, moved, core in re.findall(r"^\| (.*?) \| ([\d.]+) \| ([\d.]+) \| ", text, re.M)
+    }
+    socket = re.search(rf"^\| {SERVER} \| (\d+) \|", text, re.M)
+    cores = re.search(rf"^\| {SERVER} \| (\d+) \| \d+ x DDR5", text, re.M)
+    assert socket and cores
+    bandwidth, count = int(socket[1]), int(cores[1])
+    with picture("scaling", "Time of a step by threads, modelled for a server", 3.4) as figure:
+        heading(
+            figure,
+            "A step of AdamW by threads, modelled",
+            f"{SERVER}, {count} cores: ns per parameter",
+        )
+        axes = panel(figure, 0.42, 2.4, left=0.1)
+        axes.spines["left"].set_visible(True)
+        for name, (told, color, dashes) in THREADS.items():
+            moved, core = cost[name]
+            threads = [x / 8 for x in range(8, 8 * count + 1)]
+            times = [max(core / x, moved / bandwidth) for x in threads]
+            axes.plot(threads, times, color=color, lw=2, ls=dashes, label=told)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.minorticks_off()
+        axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
+        axes.set_yticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
+        axes.set_ylim(0.025, 1.0)
+        axes.set_xlabel("threads; a flat line waits for memory", size=9)
+        axes.grid(axis="y", lw=0.6)
+        axes.legend(frameon=False, fontsize=8.8, handlelength=2.6, loc="upper right")
+
+
 # Speed
 
 GPU = {  # rows of gpu-h100-2.json by what a reader is told
@@ -318,6 +514,10 @@ PICTURES: dict[str, Callable[[], None]] = {
     "memory-models": memory_models,
     "loss": loss,
     "quality": quality,
+    "drift": drift,
+    "muon-formats": muon_formats,
+    "storage": storage,
+    "scaling": scaling,
     "speed-gpu": speed_gpu,
     "speed-cpu": speed_cpu,
 }

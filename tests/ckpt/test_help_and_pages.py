@@ -311,7 +311,8 @@ class Page(html.parser.HTMLParser):
             self.cards.append([])
         if "style" in given:
             self.styles.append(given["style"])
-        self.open.append((tag, given.get("class")))
+        if tag != "wbr":  # has no end
+            self.open.append((tag, given.get("class")))
 
     def handle_endtag(self, tag):
         if tag in ("script", "style"):
@@ -454,9 +455,28 @@ def test_page_is_for_phones_and_people(page, tmp_path):
 
 
 PHONE = 390  # pixels
+LONG = "model.layers.{}.block_sparse_moe.experts.7.feed_forward.gate_projection.base_layer.weight"
 
 
-def test_search_filters_and_nothing_is_cut_on_a_phone(page, tmp_path):
+@pytest.fixture(scope="module")
+def page_of_long_names(tmp_path_factory):
+    """As `page`, of names wider than a phone, one of them without a dot. A group lists all."""
+    folder = tmp_path_factory.mktemp("long")
+    names = [LONG.format(1), LONG.format(2), "gate_projection_base_layer" * 4]
+    params = [(name, nn.Parameter(torch.ones(8, 32))) for name in names]
+    opt = torch.optim.AdamW(params)
+    for _, p in params:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    weights = {name: p.detach() for name, p in params}
+    torch.save({"model": weights, "optimizer": opt.state_dict()}, folder / "run.pt")
+    out = folder / "page.html"
+    run("inspect", folder / "run.pt", "--html", out)
+    return out, json.loads(run("inspect", folder / "run.pt", "--json", "--health"))
+
+
+@pytest.mark.parametrize("names", ["page", "page_of_long_names"])
+def test_search_filters_and_nothing_is_cut_on_a_phone(names, request, tmp_path):
     """In a frame as wide as a phone, since a browser's window is never as narrow."""
     script = """<script>{
 const box = document.querySelector("input[type=search]");
@@ -478,9 +498,11 @@ const cut = [...document.querySelectorAll("body *")].filter(e => {
     if (["auto", "scroll"].includes(getComputedStyle(p).overflowX)) return false;
   return true;
 }).map(e => e.tagName + "." + e.className);
-parent.postMessage(JSON.stringify({before, some, none, after, wide, inner: innerWidth, cut}), "*");
+const widest = Math.max(...[...document.querySelectorAll("td.name")].map(e => e.offsetWidth));
+parent.postMessage(
+  JSON.stringify({before, some, none, after, wide, inner: innerWidth, cut, widest}), "*");
 }</script>"""
-    path, report = page
+    path, report = request.getfixturevalue(names)
     name = report["states"][0]["parameter"]
     text = path.read_text().replace("</body>", script.replace("SEARCHED", name) + "</body>")
     (tmp_path / "inner.html").write_text(text)
@@ -497,6 +519,7 @@ parent.postMessage(JSON.stringify({before, some, none, after, wide, inner: inner
     assert 0 < said["some"] < said["before"] and said["none"] < said["some"], said
     assert said["after"] == said["before"]
     assert said["wide"] <= PHONE and not said["cut"], said
+    assert said["widest"] <= 0.7 * PHONE, "a name leaves room for the column beside it"
 
 
 def test_page_shows_what_the_json_says(page, tmp_path):

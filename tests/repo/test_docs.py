@@ -270,6 +270,22 @@ def test_every_page_is_in_the_navigation():
     assert set(listed) == found | root
 
 
+def test_the_first_shelf_is_one_that_people_read():
+    """Pages of `nav` under "Using it", all of which the first page lists; and the README."""
+    text = (ROOT / "mkdocs.yml").read_text()
+    shelf = re.search(r"^  - Using it:.*\n((?:      - .*\n)+)", text, re.M)
+    assert shelf
+    listed = re.findall(r"([\w/-]+\.md)$", shelf[1], re.M)
+    assert 10 <= len(listed) <= 14
+    lengths = {name: len((ROOT / "docs" / name).read_text().splitlines()) for name in listed}
+    assert {name: length for name, length in lengths.items() if length >= 150} == {}
+    first = (ROOT / "docs" / "index.md").read_text()
+    questions = re.search(r"^## Using it\n(.*?)^\w", first, re.M | re.S)
+    assert questions
+    assert re.findall(r"\(([\w-]+\.md)\) \|$", questions[1], re.M) == listed[1:]
+    assert len((ROOT / "README.md").read_text().splitlines()) < 60
+
+
 # What mkdocs is given, without mkdocs
 
 

@@ -94,6 +94,23 @@ def test_lines_fit_a_screen(page):
     assert [line for line in lines if len(line) > 120] == []
 
 
+def test_where_the_project_lives_is_said_once():
+    """By a variable of the site. What must name it too agrees, and no page clones from it."""
+    (home,) = re.findall(r"repository: &\w+ (\S+)", (ROOT / "mkdocs.yml").read_text())
+    for page in PAGES:
+        text = (ROOT / page).read_text()
+        assert "git clone" not in text, page
+        assert home not in text or page == "SECURITY.md", page
+    for name in ("SECURITY.md", "CITATION.cff", "pyproject.toml", "integrations/patches/README.md"):
+        named = re.findall(r"https://github\.com/lowbit[^\s\"')>]*", (ROOT / name).read_text())
+        assert named and all(address.startswith(home) for address in named), name
+    for page in ("docs/index.md", "docs/install.md"):
+        wheel, source = (
+            (ROOT / page).read_text().index(x) for x in ("pip install lowbit-", "make setup")
+        )
+        assert wheel < source, f"{page}: what compiles nothing comes first"
+
+
 def headings(page):
     """The anchors of a page, as GitHub makes them."""
     text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.S | re.M)

@@ -115,10 +115,10 @@ def commands(block: Block) -> list[tuple[str, str | None]]:
     """What a block types, and what it shows below each line: None where it shows nothing of the
     kind (bash).
     """
+    joined = block.text.replace("\\\n", " ")
     if block.language == "bash":
-        joined = block.text.replace("\\\n", " ")
         return [(line, None) for line in joined.splitlines() if line.strip()]
-    typed = re.split(r"^\$ ", block.text, flags=re.M)
+    typed = re.split(r"^\$ ", joined, flags=re.M)
     assert typed[0] == "", f"{block.page}:{block.line}: a console block begins with '$ '"
     pairs = [part.partition("\n") for part in typed[1:]]
     return [(command, shown) for command, _, shown in pairs]

@@ -11,11 +11,12 @@ constexpr const char* kHead = R"html(<!doctype html>
 <title>Checkpoint</title>
 <style>
 body { font: 14px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 1180px; padding: 0 1em; color: #1c2430; background: #fff; }
-h1 { font-size: 1.5em; overflow-wrap: break-word; } h2 { font-size: 1.15em; margin-top: 2em; }
+h1 { font-size: 1.5em; } h1, p, .small, .warning { overflow-wrap: break-word; } h2 { font-size: 1.15em; margin-top: 2em; }
 table { border-collapse: collapse; } td, th { padding: .2em .8em .2em 0; text-align: left; vertical-align: top; }
 th { color: #5b6675; font-weight: 600; } td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; }
 .wide { overflow-x: auto; } td { white-space: nowrap; } td.value { white-space: normal; min-width: 16em; overflow-wrap: break-word; }
-.name { font-family: ui-monospace, monospace; overflow-wrap: break-word; }
+.name { font-family: ui-monospace, monospace; overflow-wrap: break-word; } td.name { white-space: normal; } .found td.name { min-width: 11em; }
+@media (max-width: 44em) { td.name { max-width: 60vw; } }
 input { font: inherit; width: 100%; max-width: 30em; box-sizing: border-box; padding: .3em .5em; margin-top: 1em; color: inherit; background: transparent; border: 1px solid #93a0b0; border-radius: 4px; }
 .cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(min(100%, 350px), 1fr)); gap: 1em; }
 .card { border: 1px solid #d7dde5; border-radius: 6px; padding: .8em; }
@@ -57,14 +58,21 @@ function axis(figure, left, right) {
   add(row, "span", left);
   add(row, "span", right);
 }
-function shown(value) { return value === null ? "None" : typeof value === "object" ? JSON.stringify(value) : String(value); }
+function shown(value) {
+  if (Array.isArray(value)) return "[" + value.map(shown).join(", ") + "]";
+  return value === null ? "None" : typeof value === "object" ? JSON.stringify(value) : String(value);
+}
+function named(e, name) { // lines may end behind a dot or a stroke
+  e.append(...name.split(/(?<=[._\/])/).flatMap((part, i) => i ? [document.createElement("wbr"), part] : [part]));
+}
 function table(parent, heads, rows) {
   const t = add(add(parent, "div", null, "wide"), "table"), head = add(t, "tr");
   for (const h of heads) add(head, "th", h.replace(/^#/, ""), h.startsWith("#") ? "n" : "");
   for (const row of rows) {
     const tr = add(t, "tr", null, heads[0] === "name" ? "found" : "");
     row.forEach((cell, i) => {
-      const td = add(tr, "td", typeof cell === "object" ? null : cell, heads[i].startsWith("#") ? "n" : heads[i] === "value" ? "value" : i ? "" : "name");
+      const td = add(tr, "td", typeof cell === "object" || !i ? null : cell, heads[i].startsWith("#") ? "n" : heads[i] === "value" ? "value" : i ? "" : "name");
+      if (!i) named(td, cell);
       if (typeof cell === "object") { const bar = add(td, "span", null, "bar"); bar.style.width = cell.width + "px"; }
     });
   }
