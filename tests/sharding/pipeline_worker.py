@@ -30,7 +30,7 @@ sys.path.insert(0, str(RECIPES))
 import pipeline
 import toy
 
-HALF, ALL, DEPTH = 5, 10, 4
+HALF, ALL, DEPTH = 3, 6, 4
 # Far below the norms, so that every step depends on the gradients of all stages.
 MAX_NORM = 0.01
 RULES = {
