@@ -1,12 +1,12 @@
 """The step of a model whose parameters and state lie on the host: lowbit beside DeepSpeedCPUAdam,
 and beside torch's fused AdamW in bfloat16, which torchao's CPUOffloadOptimizer runs there.
 
-    python -m bench.speed.offload                  # a minute, 2 GiB of memory
-    python -m bench.speed.offload --rounds 31 --layers 4
+    python -m bench.speed.offload                      # a minute, 2 GiB of memory
+    python -m bench.speed.offload --threads 2 --wall   # on a machine that has nothing else to do
 
-The parameters are those of recipes/one_card.py's model, one thread steps them, and contestants take
-turns. Time is the processor's, which other processes disturb less than a clock. Compare ratios. The
-optimizer of torchao itself asserts a device of CUDA or XPU, so its copies over the bus are measured
+The parameters are those of recipes/one_card.py's model, and contestants take turns. Time is the
+processor's, of all threads, which other processes disturb less than a clock. Compare ratios.
+torchao's optimizer asserts a device of CUDA or XPU, so with its copies over the bus it is measured
 by `bench.gpu.card bus`.
 """
 
@@ -38,19 +38,24 @@ CONTESTANTS: tuple[type[Contestant], ...] = (
 HEAD = ["step", "ns / parameter", f"to {FIRST.name}", "weights, gradients, state: B / parameter"]
 
 
-def turn(entry: Contestant, repeats: int) -> Callable[[], float]:
-    """Takes a turn, and returns the processor's seconds of one of its steps."""
+def turn(entry: Contestant, repeats: int, now: Callable[[], float]) -> Callable[[], float]:
+    """Takes a turn, and returns the seconds of one of its steps."""
 
     def run() -> float:
-        begin = time.process_time()
+        begin = now()
         for _ in range(repeats):
             entry.step()
-        return (time.process_time() - begin) / repeats
+        return (now() - begin) / repeats
 
     return run
 
 
-def measure(shapes: list[tuple[int, ...]], rounds: int, repeats: int) -> list[list[str]]:
+def measure(
+    shapes: list[tuple[int, ...]],
+    rounds: int,
+    repeats: int,
+    now: Callable[[], float] = time.process_time,
+) -> list[list[str]]:
     """The rows of the table."""
     params = Params(shapes, "cpu")
     entries: list[Contestant] = []
@@ -61,7 +66,8 @@ def measure(shapes: list[tuple[int, ...]], rounds: int, repeats: int) -> list[li
             continue
         entry.prepare(params.of(entry.dtype))
         entries.append(entry)
-    times = clock.rounds([(e.name, turn(e, repeats)) for e in entries], rounds, float("inf"))
+    turns = [(e.name, turn(e, repeats, now)) for e in entries]
+    times = clock.rounds(turns, rounds, float("inf"))
     values = sum(torch.Size(shape).numel() for shape in shapes)
     rows = []
     for entry in entries:
@@ -80,16 +86,19 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--repeats", type=int, default=3, help="steps of a turn")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--wall", action="store_true", help="time by the clock")
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    torch.set_num_threads(args.threads)
     shapes = [tuple(p.shape) for p in made(args.layers).parameters()]
-    rows = measure(shapes, args.rounds, args.repeats)
+    now = time.perf_counter if args.wall else time.process_time
+    rows = measure(shapes, args.rounds, args.repeats, now)
     facts = machine.describe("cpu")
     versions: dict[str, str | None] = facts["versions"]  # type: ignore[assignment]
     known = ", ".join(f"{p} {versions[p]}" for p in ("torch", "lowbit", "deepspeed") if versions[p])
     print(f"{table(HEAD, rows)}\n")
-    print(f"{facts['cpu']}, {facts['isa']}, one thread, load {facts['load']}; {known}")
-    print(facts["date"])
+    where = f"{facts['cpu']}, {facts['isa']}, threads: {args.threads}, load {facts['load']}"
+    print(f"{where}; {known}; {facts['date']}")
 
 
 if __name__ == "__main__":
