@@ -111,6 +111,11 @@ class DeepSpeed(Contestant):
         return DeepSpeedCPUAdam(params)
 
 
+class DeepSpeedBfloat16(DeepSpeed):
+    name = "DeepSpeedCPUAdam, bf16 nearest"
+    dtype = torch.bfloat16  # its state stays float32
+
+
 class Torchastic(Contestant):
     name = "torchastic AdamW (eager), bf16 stochastic"
     package = "torchastic"

@@ -39,6 +39,11 @@ class Four(Lowbit):
     options: ClassVar = {"state_format": "4bit"}
 
 
+class Wide(Lowbit):
+    name = "lowbit float32 state, bf16 stochastic"
+    options: ClassVar = {"state_format": "float32"}
+
+
 class Floats(Lowbit):
     name = "lowbit fp8, bf16 stochastic"
     options: ClassVar = {"state_format": "fp8"}

@@ -119,6 +119,64 @@ def bus(card: Card) -> Iterator[Table]:
         del opt
     head = ["", "ms", "GB/s of codes in each direction"]
     yield {"title": f"The bus, 8-bit state of {count:,} values", "head": head, "rows": rows}
+    yield offloaded(card)
+
+
+def offloaded(card: Card) -> Table:
+    """A backward pass and a step with state in the host's memory, in the ways of lowbit and beside
+    torchao's CPUOffloadOptimizer, which steps there; and the memory of the GPU.
+    """
+    layers, width, batch = (4, 64, 8) if card.tiny else (16, 4096, 2048)
+
+    def own(memory: Any, **released: Any) -> Callable[[Any], Any]:
+        def make(net: Any) -> Any:
+            opt = lowbit.AdamW(net.named_parameters(), state_memory=memory)
+            if released:
+                lowbit.step_in_backward(net, opt, **released)
+            return opt
+
+        return make
+
+    def torchao(net: Any) -> Any:
+        from torchao.optim import CPUOffloadOptimizer
+
+        return CPUOffloadOptimizer(net.parameters(), torch.optim.AdamW, offload_gradients=True)
+
+    ways: dict[str, Callable[[Any], Any]] = {
+        "lowbit, state on the GPU": own("device"),
+        "lowbit, pinned state": own("pinned"),
+        "lowbit, pinned state, in the backward pass": own("pinned", overlap=False),
+        "lowbit, pinned state, beside the backward pass": own("pinned", overlap=True),
+    }
+    if card.device == "cuda":  # torchao asserts CUDA or XPU
+        ways["torchao CPUOffloadOptimizer, gradients offloaded"] = torchao
+    rows = []
+    for name, make in ways.items():
+        made = [torch.nn.Linear(width, width, bias=False) for _ in range(layers)]
+        net = torch.nn.Sequential(*made).to(card.device, torch.bfloat16)
+        x = torch.randn(batch, width, device=card.device, dtype=torch.bfloat16)
+        try:
+            opt = make(net)
+        except ImportError as error:  # a line of the table, since the others are worth knowing
+            rows.append([name, str(error), ""])
+            continue
+
+        def run(net: Any = net, opt: Any = opt, x: Any = x) -> None:
+            net(x).float().square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+
+        run()
+        if card.device == "cuda":
+            torch.cuda.reset_peak_memory_stats()
+        seconds, peak = card.seconds(run), 0.0
+        if card.device == "cuda":  # with what another stream still reads
+            peak = torch.cuda.memory_stats()["active_bytes.all.peak"] / 2**30
+        rows.append([name, f"{seconds * 1e3:.2f}", f"{peak:.2f}"])
+        del net, opt, x, run
+    head = ["", "ms", "peak GiB of the GPU"]
+    title = f"State in the host's memory: a backward pass and a step, {layers * width**2:,} values"
+    return {"title": title, "head": head, "rows": rows}
 
 
 def muon(card: Card) -> Iterator[Table]:

@@ -80,17 +80,18 @@ KINDS = {
 }
 SAME = "float32"  # for all: what others are compared with
 AGAIN = "float32, other random bits"  # differs in nothing: how far chance alone moves a loss
+HIGHER, HIGHER_BY = "float32, rate 5 % higher", 1.05  # what a small difference in steps does
+CONTROLS = (AGAIN, HIGHER)
 FORMATS = ("8bit", "4bit", "bfloat16_stochastic")
 
 
 def contestants(kind: Kind) -> dict[str, tuple[str, str]]:
     """By name, the state format of the embedding and that of the head."""
-    same = {SAME: (SAME, SAME)}
+    same = dict.fromkeys((SAME, *CONTROLS), (SAME, SAME))
     if kind.tied:
         return same | {f"{f} for both": (f, f) for f in FORMATS}
     return (
         same
-        | {AGAIN: (SAME, SAME)}
         | {f"{f} embedding": (f, SAME) for f in FORMATS}
         | {f"{f} head": (SAME, f) for f in FORMATS}
         | {"8bit for both": ("8bit", "8bit")}
@@ -179,10 +180,11 @@ def steps(
 ) -> tuple[list[float], bool]:
     """The losses of training, and whether all are finite."""
     opt = optimizer(model, run, seed)
+    highest = run.lr * (HIGHER_BY if run.name == HIGHER else 1.0)
     losses = []
     for step in range(count):
         warm = min(1.0, (step + 1) / WARM_UP)
-        lr = run.lr * warm * (0.1 + 0.45 * (1 + math.cos(math.pi * step / count)))
+        lr = highest * warm * (0.1 + 0.45 * (1 + math.cos(math.pi * step / count)))
         for group in opt.param_groups:
             group["lr"] = lr
         loss = recipe.loss_of(model, text.batch(run.seed, step))
@@ -334,7 +336,12 @@ def compared(
     best = best_rate(lines, kind)
     names = [n for n in contestants(KINDS[kind]) if formats is None or n.startswith(formats)]
     for seed in seeds_of(kind, times) if best else ():
-        yield from (Run(kind, name, best * times, seed) for name in names if name != AGAIN)
+        yield from (Run(kind, name, best * times, seed) for name in names if name not in CONTROLS)
+
+
+def controls(lines: Lines, kind: str, name: str, times: float = 1.0) -> Iterator[Run]:
+    """The runs of float32 state that differ in chance or in the rate alone."""
+    yield from (replace(r, name=name) for r in compared(lines, kind, (SAME,), times))
 
 
 def planned(lines: Lines) -> Iterator[Run]:
@@ -355,8 +362,13 @@ def planned(lines: Lines) -> Iterator[Run]:
             yield from tuning(kind)
             yield from compared(lines, kind, formats, times)
         if kinds is tuned:
+            for kind in scratch:
+                yield from controls(lines, kind, HIGHER, 0.5)
+            for kind in tuned:
+                yield from controls(lines, kind, HIGHER)
+            yield from controls(lines, "tied", AGAIN, 0.5)
             for kind in list(KINDS)[::2]:
-                yield from (replace(r, name=AGAIN) for r in compared(lines, kind, (SAME,)))
+                yield from controls(lines, kind, AGAIN)
 
 
 def missing(lines: Lines) -> list[Run]:

@@ -15,7 +15,6 @@ from lowbit.config.overrides import clean_name, remember_names
 from lowbit.config.types import StateFormat
 
 HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
-TIED: StateFormat = "float32"  # unless said otherwise; docs/quality.md, "Embeddings and heads"
 _Special: TypeAlias = tuple[list[nn.Module], StateFormat | None]
 
 
@@ -31,15 +30,15 @@ def param_groups(
     Embeddings are the weights of `nn.Embedding` and `nn.EmbeddingBag`, and weights tied to them.
     Heads are `nn.Linear` layers called lm_head, embed_out, output, head or score; or the model's
     last linear layer, if it is as wide as a vocabulary (`out_features` is some embedding's
-    `num_embeddings`). Both keep the optimizer's `state_format` unless said otherwise: 8-bit state
-    changes the loss by less than chance, as no block has values of two rows (docs/quality.md). A
-    weight that is embedding and head at once keeps float32 state, as fewer runs could tell there.
-    Optimizers with a `rank` step all of these without a subspace.
+    `num_embeddings`). A weight that is both counts as an embedding. All of them keep the
+    optimizer's `state_format` unless said otherwise: 8-bit state changes the loss by less than
+    chance, as no block has values of two rows (docs/quality.md). Optimizers with a `rank` step
+    them without a subspace.
 
     Args:
         model: before or after `fully_shard`. Wrappers of DDP, FSDP1 and torch.compile are ignored.
-        embeddings: the `state_format` of embeddings, tied or not, such as "8bit"; None (default)
-            is float32 for tied weights, and the optimizer's for others.
+        embeddings: the `state_format` of embeddings, tied or not, such as "float32"; None (default)
+            is the optimizer's.
         heads: that of heads which are not tied to an embedding; None (default) is the optimizer's.
         options: added to all groups (`lr=...`, `weight_decay=...`).
 
@@ -115,15 +114,13 @@ def muon_param_groups(
 def _special(
     model: nn.Module, embeddings: StateFormat | None, heads: StateFormat | None
 ) -> list[_Special]:
-    """The embeddings, those that are a linear layer's weight too, and the heads that are no
-    embedding, with their formats.
+    """The embeddings, tied to a head or not, and the heads that are no embedding, with their
+    formats.
     """
     found = _embeddings(model)
-    of_linears = {id(m.weight) for m in model.modules() if isinstance(m, nn.Linear)}
     read = {id(m.weight) for m in found}
     return [
-        ([m for m in found if id(m.weight) not in of_linears], embeddings),
-        ([m for m in found if id(m.weight) in of_linears], embeddings or TIED),
+        (found, embeddings),
         ([m for m in _heads(model) if id(m.weight) not in read], heads),
     ]
 

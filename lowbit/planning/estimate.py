@@ -75,8 +75,8 @@ def estimate(
             them; None (default) keeps the model's.
         full_precision: the optimizer's, which names what keeps float32 state; None (default)
             names nothing.
-        embeddings: of `lowbit.param_groups`: the `state_format` of embeddings; None (default) is
-            the optimizer's, and float32 for weights that are tied to a head.
+        embeddings: of `lowbit.param_groups`: the `state_format` of embeddings, tied to a head or
+            not; None (default) is the optimizer's.
         heads: that of output heads; None (default) is the optimizer's.
         ema: True counts the averages of a `lowbit.EMA` too, "float32" those in that format. The
             other libraries' rows then count torch's `AveragedModel`, a copy of the whole model in
@@ -304,7 +304,7 @@ def _ours(
     held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
     note = ""
     if any(group["full_precision"] is True for group in opt.param_groups):
-        note = "tied embeddings, or as asked, keep float32 state; embeddings='8bit' quantizes it"
+        note = "embeddings or heads keep float32 state, as asked"
     averages, kept = _averages([w for w, _ in layouts], ranks, ema) if ema else ((), 0)
     return Footprint(_title(opt), held, grads, state, saved + whole + kept, note, averages)
 

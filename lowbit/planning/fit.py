@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -180,16 +181,10 @@ def fit(
 
 
 def phases(run: Passes, released: bool, waiting: int = 0) -> dict[str, Moment]:
-    """The peaks of a step's phases, above weights and state. Of gradients that wait for their
-    steps, as many as may: one that is larger than the limit waits alone.
-    """
-    backward = run.released if released else run.backward
-    if released and waiting:
-        most = min(run.trained, backward.gradients + max(waiting, run.largest_gradient))
-        backward = replace(backward, gradients=max(backward.gradients, most))
+    """The peaks of a step's phases, above weights and state."""
     return {
         "forward": run.forward,
-        "backward": backward,
+        "backward": run.backward(waiting if released else math.inf),
         "step": Moment(0, 0 if released else run.trained),
     }
 

@@ -7,6 +7,7 @@ them. What a kernel allocates inside itself is not seen.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import weakref
@@ -41,10 +42,26 @@ class Passes:
     """The peaks of a forward and a backward pass."""
 
     forward: Moment
-    backward: Moment  # gradients stay until the step
-    released: Moment  # each gradient is freed when its parameter was stepped
+    # Of the backward pass: the peak before each gradient is whole, without those that were whole
+    # before, and the bytes of that gradient.
+    spans: tuple[tuple[Moment, int], ...]
     largest_gradient: int  # bytes of one parameter's
     trained: int  # bytes of all gradients
+
+    def backward(self, waiting: float) -> Moment:
+        """The peak where so many bytes of whole gradients wait for their steps, each as long as it
+        may: 0 steps each at once, infinity keeps all. A larger one waits alone.
+        """
+        peak, held, kept = Moment(), collections.deque[int](), 0
+        for moment, gradient in self.spans:
+            here = Moment(moment.activations, moment.gradients + kept)
+            peak = max(peak, here, key=_total)
+            if waiting:
+                while held and kept + gradient > waiting:
+                    kept -= held.popleft()
+                held.append(gradient)
+                kept += gradient
+        return peak
 
 
 def trace(model: nn.Module, loss: Loss, dtype: torch.dtype | None = None) -> Passes:
@@ -81,7 +98,7 @@ def trace(model: nn.Module, loss: Loss, dtype: torch.dtype | None = None) -> Pas
         for hook in hooks:
             hook.remove()
     sizes = [p.numel() * p.element_size() for p in params]
-    return Passes(live.forward, live.kept, live.freed, max(sizes), sum(sizes))
+    return Passes(live.forward, (*live.spans, (live.span, 0)), max(sizes), sum(sizes))
 
 
 def on_meta(model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
@@ -100,9 +117,9 @@ class _Live(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
-        self.forward = self.kept = self.freed = Moment()
+        self.forward = self.span = Moment()
+        self.spans: list[tuple[Moment, int]] = []
         self._live = 0
-        self._released = 0  # bytes of gradients that a step has freed
         self._in_forward = True
         self._known: dict[int, Any] = {}
         held = [t.untyped_storage() for t in [*model.parameters(), *model.buffers()]]
@@ -129,7 +146,8 @@ class _Live(TorchDispatchMode):
         grad = p.grad.numel() * p.grad.element_size()
         self._look(grad)
         p.grad = None
-        self._released += grad
+        self.spans.append((self.span, grad))
+        self.span = Moment()
 
     def _add(self, storage: Any) -> None:
         key = id(storage)
@@ -148,9 +166,7 @@ class _Live(TorchDispatchMode):
         if self._in_forward:
             self.forward = max(self.forward, Moment(self._live), key=_total)
             return
-        rest = self._live - gradient
-        self.kept = max(self.kept, Moment(rest, self._released + gradient), key=_total)
-        self.freed = max(self.freed, Moment(rest, gradient), key=_total)
+        self.span = max(self.span, Moment(self._live - gradient, gradient), key=_total)
 
 
 def _total(moment: Moment) -> int:

@@ -16,6 +16,7 @@ from lowbit import sharding
 from lowbit.config.arguments import STRUCTURE
 from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
+from lowbit.state import choose
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
 from lowbit.state.saved import is_lazy
@@ -67,6 +68,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     params = [p for group in groups for p in group["params"]]
     key_of = dict(zip(params, ids, strict=True))
     converted: list[tuple[Any, Converted, bool]] = []
+    coded: list[tuple[Any, str | None]] = []
     for _, p, lay in laid_out:
         flat_shard = isinstance(p, sharding.FlatShard)
         key = key_of[p.owner if flat_shard else p]
@@ -83,6 +85,8 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
                     raise
                 raise ValueError(f"parameter {names[p]!r}: {error}") from None
             converted.append((p, convert, in_place))
+            coded += [(key, names[p])] if any(slot.coded for slot in lay.slots) else []
+    _say_what_is_quantized(coded, state_dict["param_groups"])
     known = set(ids)
     if not converted:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
@@ -100,6 +104,27 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     opt.__setstate__({"state": state, "param_groups": groups})
     for post_hook in opt._optimizer_load_state_dict_post_hooks.values():
         post_hook(opt)
+
+
+def _say_what_is_quantized(
+    coded: Sequence[tuple[Any, str | None]], saved_groups: Sequence[Mapping[str, Any]]
+) -> None:
+    """Warns of parameters whose state is coded here, and which the saved groups keep in float32.
+
+    Args:
+        coded: the saved key and the name of each parameter with coded state.
+    """
+    kept = {
+        key: group.get("full_precision") or () for group in saved_groups for key in group["params"]
+    }
+    if wide := [name or key for key, name in coded if choose.names_full_precision(name, kept[key])]:
+        warnings.warn(
+            f"the saved groups keep float32 state for {some(wide)}, and this optimizer's do not: "
+            "it was converted to their format. To keep float32, build the optimizer with "
+            "lowbit.param_groups(model, embeddings='float32', heads='float32') for embeddings and "
+            "heads, or with full_precision= by name",
+            stacklevel=outside(),
+        )
 
 
 def _check_keys(state_dict: Mapping[str, Any]) -> None:

@@ -13,6 +13,7 @@ import lowbit
 from lowbit import sharding
 from lowbit.gradients import beside, hooks
 from lowbit.optim.one_step import Step
+from tests.cuda import beside as both
 from tests.gradients.test_gradients import Net, tokens
 
 CPU, GPU = torch.device("cpu"), torch.device("cuda", 0)
@@ -111,6 +112,23 @@ def test_an_interrupt_leaves_the_step_in_flight(launches, monkeypatch):
     threading.Timer(0.1, launches.go.set).start()
     opt.state_dict()
     assert float(opt.state[net.one.weight]["step"]) == 1.0
+
+
+@pytest.mark.parametrize("name", both.MAKERS)
+def test_the_bits_of_steps_after_the_backward_pass(name):
+    both.assert_bits("cpu", name, "pinned")
+
+
+def test_the_same_for_parameters_that_fsdp2_keeps_on_the_cpu():
+    both.assert_bits_under_fsdp2("cpu")
+
+
+def test_steps_run_in_a_lane_of_their_own(monkeypatch):
+    both.assert_lanes("cpu", monkeypatch)
+
+
+def test_no_more_memory_waits_than_may(monkeypatch):
+    both.assert_memory("cpu", monkeypatch)
 
 
 class Fake:

@@ -3,6 +3,7 @@
 import copy
 import io
 import pickle
+import warnings
 
 import pytest
 import torch
@@ -133,16 +134,18 @@ WIDE = {"embeddings": "float32", "heads": "float32"}
 
 
 class Words(nn.Module):
-    def __init__(self):
+    def __init__(self, tied=False):
         super().__init__()
         self.tokens, self.body = nn.Embedding(300, 64), nn.Linear(64, 64)
         self.head = nn.Linear(64, 300, bias=False)
+        if tied:
+            self.head.weight = self.tokens.weight
 
 
-def words_trained(steps, seed=0, opt=None, net=None, **formats):
+def words_trained(steps, seed=0, opt=None, net=None, tied=False, **formats):
     if net is None:
         torch.manual_seed(seed)
-        net = Words()
+        net = Words(tied)
     opt = opt or lowbit.AdamW(lowbit.param_groups(net, **formats), lr=1e-2)
     for step in range(steps):
         for i, p in enumerate(net.parameters()):
@@ -151,16 +154,22 @@ def words_trained(steps, seed=0, opt=None, net=None, **formats):
     return net, opt
 
 
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 @pytest.mark.parametrize("way", ["state dict", "torch file", "directory"])
-def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tmp_path, request):
+def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tied, tmp_path, request):
     """And the other way: converted once, and nothing else is changed."""
     if way != "state dict":
         request.getfixturevalue("ckpt")
     for saved, chosen in ((WIDE, {}), ({}, WIDE)):
-        net, opt = words_trained(3, **saved)
+        net, opt = words_trained(3, tied=tied, **saved)
         fresh = lowbit.AdamW(lowbit.param_groups(net, **chosen), lr=1e-2)
         if way == "state dict":
-            fresh.load_state_dict(opt.state_dict())
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always")
+                fresh.load_state_dict(opt.state_dict())
+            assert len(said) == (saved is WIDE), "one sentence, and only where precision is lost"
+            names = "'tokens.weight'" if tied else "'tokens.weight', 'head.weight'"
+            assert all(f"keep float32 state for {names}, and" in str(w.message) for w in said)
         else:
             path = tmp_path / f"{len(saved)}"
             states = {"model": net.state_dict(), "optimizer": opt.state_dict()}
@@ -194,16 +203,17 @@ def test_groups_of_embeddings_have_no_key_that_others_lack():
     assert {group["rank"] for group in low.param_groups} == {4, None}
 
 
-def test_the_old_choice_loads_its_own_checkpoints_with_plain_dcp(tmp_path):
-    net, opt = words_trained(3, **WIDE)
+@pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
+def test_the_old_choice_loads_its_own_checkpoints_with_plain_dcp(tied, tmp_path):
+    net, opt = words_trained(3, tied=tied, **WIDE)
     dcp.save({"optim": get_optimizer_state_dict(net, opt)}, checkpoint_id=tmp_path, no_dist=True)
-    again, fresh = words_trained(0, **WIDE)
+    again, fresh = words_trained(0, tied=tied, **WIDE)
     again.load_state_dict(net.state_dict())
     states = {"optim": get_optimizer_state_dict(again, fresh)}
     dcp.load(states, checkpoint_id=tmp_path, no_dist=True)
     set_optimizer_state_dict(again, fresh, states["optim"])
     assert same(bits(opt), bits(fresh))
-    again, fresh = words_trained(0)
+    again, fresh = words_trained(0, tied=tied)
     states = {"optim": get_optimizer_state_dict(again, fresh)}
     with pytest.raises(dcp.api.CheckpointException, match=r"Missing key.*tokens\.weight"):
         dcp.load(states, checkpoint_id=tmp_path, no_dist=True)
