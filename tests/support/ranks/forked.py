@@ -13,6 +13,7 @@ from typing import TextIO
 CONTEXT = multiprocessing.get_context("forkserver")
 # Not lowbit, which begins a thread where OMP_NUM_THREADS lets it: a fork would lose that.
 PRELOADED = (
+    "torch._dynamo",  # the first optimizer imports it, also where nothing is compiled
     "torch.distributed.checkpoint.state_dict",
     "torch.distributed.fsdp",
     "torch.distributed.tensor.parallel",
