@@ -1,5 +1,5 @@
-"""torchrun as a script, so that it can be forked where torch is imported (tests/support/ranks/launch)
-and fork its ranks from there.
+"""torchrun as a script, so that tests/support/ranks/launch can fork it where torch is imported, and
+it can fork its ranks.
 """
 
 from torch.distributed.run import main
