@@ -70,8 +70,10 @@ LOADS = {
 
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    """Processes of their own, which import DeepSpeed: it changes what others would use."""
-    of_this_file = Pool(str(tmp_path_factory.mktemp("deepspeed")))
+    """Processes of their own, which import DeepSpeed: it changes what others would use. Its engines
+    keep their process groups, whose threads cost less than to import it anew.
+    """
+    of_this_file = Pool(str(tmp_path_factory.mktemp("deepspeed")), most_threads=400)
     yield of_this_file
     of_this_file.close()
 
