@@ -12,7 +12,7 @@ import pytest
 
 from lowbit import checkpoint, elastic
 from lowbit.checkpoint import native
-from tests.support.paths import ROOT, importing_tests
+from tests.support.paths import ROOT, TESTS, importing_tests
 from tests.support.ranks import launch
 from tests.support.require import need
 
@@ -25,7 +25,7 @@ need(
     module=True,
 )
 
-TORCHRUN = pathlib.Path(__file__).with_name("torchrun.py")
+TORCHRUN = TESTS / "support/ranks/torchrun.py"
 STEPS = 14  # with a checkpoint every 4 steps, and the last
 
 
@@ -39,7 +39,6 @@ def run(folder, *, ranks=2, kill=None, restarts=3, forked=True):
     """
     script = ROOT / ("tests/checkpoint/killing.py" if kill else "recipes/elastic.py")
     command = [
-        *(("--run-path", "--start-method", "fork") if forked else ()),
         "--standalone",
         "--nproc-per-node",
         str(ranks),
@@ -60,7 +59,7 @@ def run(folder, *, ranks=2, kill=None, restarts=3, forked=True):
     said = {"OMP_NUM_THREADS": "1", "KILL": kill or "", "MARKER": f"{folder}.killed"}
     if forked:
         return launch.run(TORCHRUN, 0, *command, timeout=900, **said)
-    started = [sys.executable, TORCHRUN, *command]
+    started = [sys.executable, "-m", "torch.distributed.run", *command]
     done = subprocess.run(
         started, capture_output=True, text=True, env=importing_tests(**said), timeout=900
     )
