@@ -8,7 +8,6 @@ import ast
 import collections
 import gc
 import importlib.util
-import os
 import pathlib
 import re
 import socket
@@ -21,7 +20,7 @@ import torch
 
 import lowbit
 from tests.support import pages
-from tests.support.paths import ROOT, TESTS
+from tests.support.paths import ROOT
 
 pytestmark = pytest.mark.slow
 
@@ -42,21 +41,10 @@ RUN = [
 ]
 
 
-@pytest.fixture(scope="module")
-def torchrun(tmp_path_factory):
-    """A folder with a `torchrun` that imports torch once for all its ranks."""
-    program = tmp_path_factory.mktemp("bin") / "torchrun"
-    script = TESTS / "support/ranks/torchrun.py"
-    program.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} {script} "$@"\n')
-    program.chmod(0o755)
-    return program.parent
-
-
 @pytest.fixture
-def one_rank(tmp_path, monkeypatch, torchrun):
+def one_rank(tmp_path, monkeypatch):
     """A page runs in a folder of its own, as torchrun's only rank."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("PATH", str(torchrun), prepend=os.pathsep)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
