@@ -31,7 +31,7 @@ from train_gpt import Block
 
 import lowbit
 
-STEPS, EXPERTS, PATH = 30, 8, pathlib.Path("out/expert_parallel")
+STEPS, EXPERTS, PATH = 20, 8, pathlib.Path("out/expert_parallel")
 
 
 class Exchange(torch.autograd.Function):

@@ -19,7 +19,7 @@ from train_gpt import Block
 
 import lowbit
 
-STEPS, PATH = 40, pathlib.Path("out/fsdp1")
+STEPS, PATH = 20, pathlib.Path("out/fsdp1")
 
 cuda = torch.cuda.is_available()
 dist.init_process_group("nccl" if cuda else "gloo")

@@ -17,7 +17,7 @@ from toy import batch, loss_of, make_model
 
 import lowbit
 
-STEPS, PATH = 40, pathlib.Path("out/muon")
+STEPS, PATH = 20, pathlib.Path("out/muon")
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 dist.init_process_group("nccl" if device == "cuda" else "gloo")

@@ -37,7 +37,7 @@ from toy import batch, make_model
 
 import lowbit
 
-STEPS, DEPTH, MICRO_BATCHES = 40, 4, 4
+STEPS, DEPTH, MICRO_BATCHES = 20, 4, 4
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 

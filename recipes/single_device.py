@@ -11,7 +11,7 @@ from toy import batch, loss_of, make_model
 
 import lowbit
 
-STEPS, PATH = 40, pathlib.Path("out/single.pt")
+STEPS, PATH = 20, pathlib.Path("out/single.pt")
 
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 model = make_model().to(device)

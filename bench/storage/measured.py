@@ -22,6 +22,7 @@ import argparse
 import gc
 import json
 import math
+import multiprocessing
 import os
 import pathlib
 import shutil
@@ -259,9 +260,12 @@ def work(
 def measured(kind: str, given: argparse.Namespace) -> dict[str, Any]:
     """The times and bytes of a kind of state, by what was done and on how many ranks."""
     found = {}
+    # A fork of a process that has imported torch; not lowbit, whose threads a fork would lose.
+    multiprocessing.set_forkserver_preload(["torch._dynamo", "torch.distributed.checkpoint"])
     with tempfile.TemporaryDirectory(prefix="lowbit-bench-", dir=given.folder) as folder:
         for what, ranks in RUNS:
-            mp.spawn(work, (ranks, folder, what, kind, given), ranks)
+            given_to_each = (ranks, folder, what, kind, given)
+            mp.start_processes(work, given_to_each, ranks, start_method="forkserver")
             found[f"{what}-{ranks}"] = json.loads(
                 pathlib.Path(folder, f"{what}-{ranks}.json").read_text()
             )

@@ -19,9 +19,11 @@ from unittest import mock
 os.environ["DS_ACCELERATOR"] = "cpu"  # read by the import
 
 import deepspeed
+import deepspeed.runtime.zero.muon.muon_optimizer  # its first engine would, with torch's compiler
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
+from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
 from deepspeed.utils import groups as deepspeed_groups
 from torch import nn
 from torch.distributed.fsdp import fully_shard
@@ -30,9 +32,9 @@ import lowbit
 from lowbit.integrations import deepspeed as integration
 from tests.support.digests import digest
 
-HALF, ALL, MORE = 5, 10, 7  # steps: saved, taken, and taken under another layout
+HALF, ALL, MORE = 3, 6, 5  # steps: saved, taken, and taken under another layout
 SHAPES = {"a": (67, 130), "bias": (67,), "b": (131, 65), "deep": (3, 40, 37), "one": (1,)}
-LOSE = 3  # the step whose gradients overflow
+LOSE = 1  # the step whose gradients overflow
 
 RULES = {
     "8bit": functools.partial(lowbit.AdamW, weight_decay=0.1),
@@ -176,6 +178,10 @@ class Alone:
 def world():
     """DeepSpeed in this process group. Its records of groups go with it."""
     before = dict(vars(deepspeed_groups))
+    # Stage 3 compares the numbers of parameters and modules, which count all that a process has
+    # had, and some ranks have had more.
+    deepspeed.zero.Init.param_id = 0
+    DeepSpeedZeRoOffload._register_deepspeed_module.__defaults__[0][:] = [0]
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # would be compiled
     accelerator = deepspeed.accelerator.get_accelerator()
     try:
@@ -250,8 +256,8 @@ class Engine:
 
 
 def train(cases: list[str], folder: str) -> dict[str, dict]:
-    """What is not as in one process after 5 and 10 steps.
-    Cases of a stage alone are saved after 5.
+    """What is not as in one process after 3 and 6 steps.
+    Cases of a stage alone are saved after 3.
     """
     return {case: _train(case, pathlib.Path(folder)) for case in cases}
 
@@ -298,7 +304,7 @@ def save(opt, weights: dict[str, torch.Tensor], folder: pathlib.Path) -> None:
 
 
 def save_sharded(folder: str) -> None:
-    """By FSDP2, after 5 steps."""
+    """By FSDP2, after 3 steps."""
     model, opt = sharded("8bit", None)
     for number in range(HALF):
         stepped(model, opt, number)

@@ -21,7 +21,7 @@ from tests.frameworks.frameworks_worker import Net, batch_of, loss_of
 from tests.support.digests import digest
 from tests.support.ranks.leaving import leave
 
-HALF, ALL = 5, 10  # steps
+HALF, ALL = 3, 6  # steps
 OPTIONS = {"lr": 1e-2, "seed": 3, "weight_decay": 0.1}
 # Case: (ZeRO's stage and options, dtype of the model, lowbit's options).
 CASES = {

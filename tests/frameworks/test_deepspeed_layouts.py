@@ -43,7 +43,7 @@ CASES = {
     3: ["2 offload", "3 LAMB", "1 Adafactor"],
     4: ["1 float32 sums", "3 float16", "2 CAME"],
 }
-# What saved 5 steps on 2 ranks, and what goes on with it, by number of ranks.
+# What saved 3 steps on 2 ranks, and what goes on with it, by number of ranks.
 LOADS = {
     1: [("1", "2"), ("2", "3"), ("3", "1"), ("1", "alone"), ("2", "alone"), ("3", "alone")],
     2: [
@@ -68,26 +68,14 @@ LOADS = {
 }
 
 
-class Pools:
-    """Processes of their own for each number of ranks: stage 3 compares numbers that count all that
-    a process has done.
-    """
-
-    def __init__(self, folder):
-        self.folder, self.pools = folder, {}
-
-    def run(self, ranks, *job):
-        if ranks not in self.pools:
-            self.pools[ranks] = Pool(self.folder)
-        return self.pools[ranks].run(ranks, *job)
-
-
 @pytest.fixture(scope="module")
 def pool(tmp_path_factory):
-    several = Pools(str(tmp_path_factory.mktemp("deepspeed")))
-    yield several
-    for each in several.pools.values():
-        each.close()
+    """Processes of their own, which import DeepSpeed: it changes what others would use. Its engines
+    keep their process groups, whose threads cost less than to import it anew.
+    """
+    of_this_file = Pool(str(tmp_path_factory.mktemp("deepspeed")), most_threads=400)
+    yield of_this_file
+    of_this_file.close()
 
 
 @pytest.fixture(scope="module")
@@ -97,7 +85,7 @@ def trained(pool):
 
 
 @pytest.mark.parametrize("ranks", CASES)
-def test_ten_steps_have_the_bits_of_one_process(pool, trained, ranks):
+def test_six_steps_have_the_bits_of_one_process(pool, trained, ranks):
     several = (
         trained if ranks == 2 else pool.run(ranks, f"{EXACT}:train", CASES[ranks], pool.folder)
     )

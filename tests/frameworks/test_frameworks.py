@@ -17,6 +17,14 @@ from tests.support.ranks import launch
 from tests.support.require import need
 
 WORKER = pathlib.Path(__file__).with_name("frameworks_worker.py")
+# What takes seconds, once for all ranks.
+IMPORTED = (
+    "transformers.trainer",
+    "transformers.models.llama.modeling_llama",
+    "trl.trainer.sft_trainer",
+    "lightning.pytorch",
+    "torchtitan.components.checkpointer.dcp",
+)
 CASES = [
     ("accelerate", "ddp"),
     ("accelerate", "fsdp2"),
@@ -55,15 +63,14 @@ def need_package(name):
 def launched(out, ranks, what, cases):
     found = out / f"{ranks}.json"
     given = (found, out, what, *(":".join(case) for case in cases))
-    launch.run(WORKER, ranks, *given, HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
+    present = tuple(name for name in IMPORTED if importlib.util.find_spec(name.split(".")[0]))
+    launch.run(WORKER, ranks, *given, imported=present, HF_HUB_OFFLINE="1", CUDA_VISIBLE_DEVICES="")
     return json.loads(found.read_text())
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """What 2 ranks found, training and resuming, and then 1 rank: all cases in the same processes,
-    since importing the packages is what takes time.
-    """
+    """What 2 ranks found, training and resuming, and then 1: all cases in the same processes."""
     cases = [case for case in CASES if importlib.util.find_spec(case[0])]
     aside = ASIDE if importlib.util.find_spec("accelerate") else []
     out = tmp_path_factory.mktemp("frameworks")

@@ -372,8 +372,10 @@ def patched(package, name, folder):
     return copy
 
 
-def in_a_copy(folder, *command, **more):
-    """What a program says that imports patched packages."""
+def in_a_copy(folder, *parts, **more):
+    """What each part of a program says that imports patched packages: one program, since importing
+    them is what takes time.
+    """
     here = pathlib.Path(__file__).parent  # a patched copy has a `tests` of its own
     paths = [str(folder / "src"), str(here), os.environ.get("PYTHONPATH", "")]
     environment = {
@@ -387,7 +389,7 @@ def in_a_copy(folder, *command, **more):
         **more,
     }
     done = subprocess.run(
-        [sys.executable, *command],
+        [sys.executable, "-c", END.join(map(textwrap.dedent, parts))],
         capture_output=True,
         text=True,
         env=environment,
@@ -395,7 +397,19 @@ def in_a_copy(folder, *command, **more):
         timeout=900,
     )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-4000:]
-    return done.stdout
+    said = done.stdout.split("end of a part\n")
+    assert len(said) == len(parts), done.stdout
+    return said
+
+
+END = "\nprint('end of a part', flush=True)\n"
+
+
+def own_tests(path, *options):
+    """The part of a program that runs a file of the package's own tests."""
+    given = ["-q", "-rs", "-p", "no:cacheprovider", *options]
+    given += ["-c", os.devnull, "--rootdir", ".", path]
+    return f"import pytest\nassert pytest.main({given!r}) == 0"
 
 
 def passed(said):
@@ -404,154 +418,144 @@ def passed(said):
     return int(count)
 
 
-@pytest.fixture(scope="module")
-def transformers_patched(tmp_path_factory):
-    need_package("transformers")
-    folder = tmp_path_factory.mktemp("transformers")
-    patched("transformers", "transformers-5.23.0.patch", folder)
-    return folder
-
-
-def test_the_patch_of_transformers_passes_its_own_tests(transformers_patched):
-    said = in_a_copy(
-        transformers_patched,
-        "-m",
-        "pytest",
-        "-q",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        ".",
-        "tests/trainer/test_trainer_lowbit.py",
-    )
-    assert passed(said) == 4
-
-
-def test_trainer_resumes_by_its_file(transformers_patched, reference, tmp_path):
-    """Through transformers' own parser of YAML."""
+def trained_by_its_file(folder):
+    """The part of a program that trains and resumes through transformers' own parser of YAML."""
     options = {
         **launchers.ARGUMENTS,
         **entries("optim: lowbit"),
         "save_strategy": "steps",
         "save_steps": 2,
     }
-    written = {**options, "output_dir": str(tmp_path / "run")}
-    (tmp_path / "run.yaml").write_text(yaml.safe_dump(written))
-    again = {**written, "resume_from_checkpoint": str(tmp_path / "run" / "checkpoint-2")}
-    (tmp_path / "again.yaml").write_text(yaml.safe_dump(again))
-    script = f"""
+    written = {**options, "output_dir": str(folder / "run")}
+    (folder / "run.yaml").write_text(yaml.safe_dump(written))
+    again = {**written, "resume_from_checkpoint": str(folder / "run" / "checkpoint-2")}
+    (folder / "again.yaml").write_text(yaml.safe_dump(again))
+    return f"""
         import launchers, transformers
-        assert transformers.__file__.startswith({str(transformers_patched)!r})
         for seed, name in enumerate(("run", "again")):
             parser = transformers.HfArgumentParser(transformers.TrainingArguments)
-            (args,) = parser.parse_yaml_file({str(tmp_path)!r} + f"/{{name}}.yaml")
+            (args,) = parser.parse_yaml_file({str(folder)!r} + f"/{{name}}.yaml")
             made = launchers.trainer(None, args=args, model=launchers.language_model(seed))
             made.train(resume_from_checkpoint=args.resume_from_checkpoint)
             print("digest", launchers.digest(made.model))
     """
-    said = in_a_copy(transformers_patched, "-c", textwrap.dedent(script))
-    assert re.findall(r"digest (\w+)", said) == [reference, reference]
 
 
-def test_trls_script_resumes_by_its_file(transformers_patched, tmp_path):
-    """What `trl sft --config` starts, with a patched transformers."""
-    need_package("trl")
-    from safetensors.torch import load_file
-
-    launchers.language_model().save_pretrained(tmp_path / "model")
-    launchers.tokenizer().save_pretrained(tmp_path / "model")
-    (tmp_path / "data").mkdir()
+def trained_by_trls_script(folder):
+    """The part of a program that does what `trl sft --config` starts, and does it again."""
+    launchers.language_model().save_pretrained(folder / "model")
+    launchers.tokenizer().save_pretrained(folder / "model")
+    (folder / "data").mkdir()
     rows = [{"text": " ".join(f"w{i}" for i in each["input_ids"])} for each in launchers.examples()]
-    (tmp_path / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    (folder / "data" / "train.jsonl").write_text("\n".join(map(json.dumps, rows)))
     options = {k: v for k, v in launchers.ARGUMENTS.items() if k != "save_strategy"}
     written = {
         **options,
         **entries("optim: lowbit"),
-        "model_name_or_path": str(tmp_path / "model"),
+        "model_name_or_path": str(folder / "model"),
         "dtype": "bfloat16",
-        "dataset_name": str(tmp_path / "data"),
+        "dataset_name": str(folder / "data"),
         "gradient_checkpointing": False,
         "save_steps": 2,
     }
-    found = []
-    for name, more in (
-        ("whole", {}),
-        ("resumed", {"resume_from_checkpoint": str(tmp_path / "whole" / "checkpoint-2")}),
-    ):
-        file = tmp_path / f"{name}.yaml"
-        file.write_text(yaml.safe_dump({**written, **more, "output_dir": str(tmp_path / name)}))
-        cache = str(tmp_path / "cache")
-        in_a_copy(
-            transformers_patched,
-            "-m",
-            "trl.scripts.sft",
-            "--config",
-            str(file),
-            HF_DATASETS_CACHE=cache,
-        )
-        found.append(load_file(tmp_path / name / "model.safetensors"))
-    whole, resumed = found
-    begin = load_file(tmp_path / "model" / "model.safetensors")
+    resumed = {"resume_from_checkpoint": str(folder / "whole" / "checkpoint-2")}
+    for name, more in (("whole", {}), ("resumed", resumed)):
+        file = folder / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({**written, **more, "output_dir": str(folder / name)}))
+    return f"""
+        import runpy, sys
+        for name in ("whole", "resumed"):
+            sys.argv = ["sft", "--config", {str(folder)!r} + f"/{{name}}.yaml"]
+            runpy.run_module("trl.scripts.sft", run_name="__main__", alter_sys=True)
+    """
+
+
+@pytest.fixture(scope="module")
+def by_transformers(tmp_path_factory):
+    """Where a patched transformers, and TRL with it, trained, and what they said."""
+    need_package("transformers")
+    need_package("trl")
+    folder = tmp_path_factory.mktemp("transformers")
+    patched("transformers", "transformers-5.23.0.patch", folder)
+    said = in_a_copy(
+        folder,
+        f"""
+        import transformers
+        assert transformers.__file__.startswith({str(folder)!r})
+        """,
+        own_tests("tests/trainer/test_trainer_lowbit.py"),
+        trained_by_its_file(folder),
+        trained_by_trls_script(folder),
+        HF_DATASETS_CACHE=str(folder / "cache"),
+    )
+    return folder, said
+
+
+def test_the_patch_of_transformers_passes_its_own_tests(by_transformers):
+    _, (_, own, _, _) = by_transformers
+    assert passed(own) == 4
+
+
+def test_trainer_resumes_by_its_file(by_transformers, reference):
+    _, (_, _, said, _) = by_transformers
+    assert re.findall(r"digest (\w+)", said) == [reference, reference]
+
+
+def test_trls_script_resumes_by_its_file(by_transformers):
+    from safetensors.torch import load_file
+
+    folder, _ = by_transformers
+    begin, whole, resumed = (
+        load_file(folder / name / "model.safetensors") for name in ("model", "whole", "resumed")
+    )
     assert whole.keys() == resumed.keys() == begin.keys()
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
     assert not any(torch.equal(whole[name], begin[name]) for name in whole)
-    state = torch.load(tmp_path / "whole" / "checkpoint-2" / "optimizer.pt")["state"]
+    state = torch.load(folder / "whole" / "checkpoint-2" / "optimizer.pt")["state"]
     assert any("exp_avg_dynamic4" in each for each in state.values())
 
 
 @pytest.fixture(scope="module")
-def llamafactory_patched(tmp_path_factory):
-    for package in ("llamafactory", "omegaconf"):
+def by_llamafactory(tmp_path_factory):
+    """What a patched LLaMA-Factory said, without its model module, which needs a TRL of before
+    2026: its own tests, and its function that selects optimizers with the entries of its YAML.
+    """
+    for package in ("llamafactory", "omegaconf", "transformers"):
         need_package(package)
     folder = tmp_path_factory.mktemp("llamafactory")
     patched("llamafactory", "llamafactory-0.9.5.patch", folder)
-    return folder
-
-
-def test_the_patch_of_llamafactory_passes_its_own_tests(llamafactory_patched):
-    """But without its model module, which needs a TRL of before 2026."""
-    said = in_a_copy(
-        llamafactory_patched,
-        "-m",
-        "pytest",
-        "-q",
-        "-rs",
-        "-p",
-        "no:cacheprovider",
-        "-p",
-        "llamafactory_parts",
-        "-c",
-        os.devnull,
-        "--rootdir",
-        ".",
-        "tests/train/test_lowbit_optimizer.py",
-    )
-    assert passed(said) == 5
-
-
-def test_llamafactory_resumes_by_its_file(llamafactory_patched, reference, tmp_path):
-    """Its YAML's entries, by its own function that selects optimizers."""
-    script = f"""
+    return in_a_copy(
+        folder,
+        own_tests("tests/train/test_lowbit_optimizer.py", "-p", "llamafactory_parts"),
+        f"""
         import pathlib
         import launchers, llamafactory_parts
         from llamafactory.hparams import finetuning_args
         from llamafactory.train.trainer_utils import create_custom_optimizer
-        assert finetuning_args.__file__.startswith({str(llamafactory_patched)!r})
-        folder, written = pathlib.Path({str(tmp_path)!r}), {entries("use_lowbit")!r}
+        assert finetuning_args.__file__.startswith({str(folder)!r})
+        folder, written = pathlib.Path({str(folder)!r}), {entries("use_lowbit")!r}
         options = dict(use_lowbit=written.pop("use_lowbit"), finetuning_type="full")
         use = finetuning_args.FinetuningArguments(**options)
-        for seed, checkpoint in enumerate((None, str(folder / "checkpoint-2"))):
-            args = launchers.arguments(folder, **written, save_strategy="steps", save_steps=2)
+        for seed, checkpoint in enumerate((None, str(folder / "run" / "checkpoint-2"))):
+            args = launchers.arguments(
+                folder / "run", **written, save_strategy="steps", save_steps=2
+            )
             net = launchers.language_model(seed)
             opt = create_custom_optimizer(net, args, use)
-            made = launchers.trainer(folder, model=net, args=args, optimizers=(opt, None))
+            made = launchers.trainer(folder / "run", model=net, args=args, optimizers=(opt, None))
             made.train(resume_from_checkpoint=checkpoint)
             print("digest", launchers.digest(net))
-    """
-    said = in_a_copy(llamafactory_patched, "-c", textwrap.dedent(script))
+        """,
+    )
+
+
+def test_the_patch_of_llamafactory_passes_its_own_tests(by_llamafactory):
+    own, _ = by_llamafactory
+    assert passed(own) == 5
+
+
+def test_llamafactory_resumes_by_its_file(by_llamafactory, reference):
+    _, said = by_llamafactory
     assert re.findall(r"digest (\w+)", said) == [reference, reference]
 
 

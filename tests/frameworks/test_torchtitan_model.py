@@ -13,6 +13,7 @@ from tests.support.ranks import launch
 from tests.support.require import need
 
 WORKER = pathlib.Path(__file__).with_name("titan_model_worker.py")
+IMPORTED = ("tests.frameworks.titan_on_a_cpu",)
 EXPERTS = ("w1_EFD", "w2_EDF", "w3_EFD")
 STRIDED = dict.fromkeys(EXPERTS, "(_StridedShard(dim=0, sf=2), Shard(dim=0))")
 ROWS, COLUMNS = "(Shard(dim=0), Shard(dim=1))", "(Shard(dim=0), Shard(dim=2))"
@@ -38,7 +39,7 @@ RUNS = {
 def launched(out, ranks):
     found = out / f"{ranks}.json"
     offline = {"CUDA_VISIBLE_DEVICES": "", "HF_HUB_OFFLINE": "1"}
-    launch.run(WORKER, ranks, found, out, *RUNS[ranks], **offline)
+    launch.run(WORKER, ranks, found, out, *RUNS[ranks], imported=IMPORTED, **offline)
     found = json.loads(found.read_text())
     for name, run in found.items():
         assert "error" not in run, f"{name}: {run['error']}"
@@ -63,7 +64,7 @@ def test_the_bits_are_those_of_one_process(runs, layout):
     run = runs[4, f"train:{layout}:{layout}"]
     for what, expected in LAYOUTS[layout].items():
         assert run[what] == expected, what
-    assert len(run["losses"]) == 10 and len(set(run["losses"])) == 10
+    assert len(run["losses"]) == 6 and len(set(run["losses"])) == 6
     assert run["half"] == run["alone half"]
     assert run["end"] == run["alone end"] != run["half"]
 
@@ -71,7 +72,7 @@ def test_the_bits_are_those_of_one_process(runs, layout):
 def test_a_resumed_run_is_the_uninterrupted_one(runs):
     whole, resumed = runs[4, "train:ep:ep"], runs[4, "resume:ep:ep"]
     assert resumed["half"] == whole["half"] and resumed["end"] == whole["end"]
-    assert resumed["losses"] == whole["losses"][5:]
+    assert resumed["losses"] == whole["losses"][3:]
 
 
 @pytest.mark.parametrize(
@@ -86,4 +87,4 @@ def test_other_layouts_go_on_with_the_same_bits(runs, ranks, layout, now):
     assert run["half"] == whole["half"] and run["end"] == whole["end"]
     # 4 ranks had 4 batches; the pairs of tensor parallelism had 2, as 2 ranks do.
     if layout == "ep":
-        assert run["losses"] != whole["losses"][5:], "other ranks, other batches"
+        assert run["losses"] != whole["losses"][3:], "other ranks, other batches"

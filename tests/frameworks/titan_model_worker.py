@@ -19,21 +19,20 @@ import logging
 import pathlib
 import sys
 import traceback
-import types
 import warnings
 from typing import Any
-from unittest import mock
 
 import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import FSDPModule
 
+import tests.frameworks.titan_on_a_cpu  # noqa: F401  before torchtitan
 from lowbit.sharding import whole
 from tests.support.digests import digest, part_of
 from tests.support.ranks.leaving import leave
 
-HALF, ALL = 5, 10  # steps
+HALF, ALL = 3, 6  # steps
 SEQUENCES, LENGTH = 4, 32  # of all ranks in a step; tokens
 # FSDP2 takes the ranks that tensor parallelism leaves; "ep" shards experts over two of them first,
 # and "tp" the inside of every expert. With both, torchtitan cuts no expert inside: experts lie over
@@ -44,34 +43,6 @@ LAYOUTS = {
     "tp": {"tensor_parallel_degree": 2},
     "both": {"expert_parallel_degree": 2, "tensor_parallel_degree": 2},
 }
-
-
-def import_for_a_cpu() -> None:
-    """torchtitan takes a machine without a GPU for one with CUDA, and asks the device for its
-    memory. Kernels of a dispatcher need triton, which torch for CPUs has not, and charts need
-    TensorBoard."""
-    for name in ("torchtitan.distributed.minimal_async_ep.kernels", "torch.utils.tensorboard"):
-        sys.modules.setdefault(name, mock.MagicMock())
-    nothing = lambda *_, **__: None  # noqa: E731
-    device = types.SimpleNamespace(
-        set_device=nothing,
-        synchronize=nothing,
-        empty_cache=nothing,
-        reset_peak_memory_stats=nothing,
-        current_device=lambda: 0,
-        device_count=lambda: 1,
-        memory_stats=lambda _: {},
-        get_device_name=lambda _: "CPU",
-        get_device_properties=lambda _: types.SimpleNamespace(total_memory=1),
-    )
-    with (
-        mock.patch("torch._utils._get_available_device_type", lambda: "cpu"),
-        mock.patch("torch._utils._get_device_module", lambda _: device),
-    ):
-        import torchtitan.tools.utils
-    assert torchtitan.tools.utils.device_type == "cpu"
-    if not hasattr(dist, "set_timeout"):  # torchtitan 0.3 is written for the torch after 2.13
-        dist.set_timeout = dist.distributed_c10d._set_pg_timeout  # type: ignore[attr-defined]
 
 
 def smaller(model: Any) -> Any:
@@ -249,7 +220,6 @@ def main() -> None:
     path, root, *runs = sys.argv[1:]
     dist.init_process_group("gloo")
     torch.autograd.set_multithreading_enabled(False)  # as torchtitan's init_distributed does
-    import_for_a_cpu()
     results = {}
     for name in runs:
         run, saved_as, layout = name.split(":")

@@ -110,7 +110,7 @@ def test_weights_in_bfloat16_are_multiplied_in_either(ranks, tmp_path):
 def test_a_run_on_one_card_resumes_with_the_same_bits(tmp_path):
     """`("one_card",`: its peak is near the estimate, within its limit, and below its peers'."""
     need("frameworks", importlib.util.find_spec("transformers"), "no transformers: make frameworks")
-    sizes = ("--context", "256", "--memory", "1GiB")
+    sizes = ("--context", "64", "--memory", "1GiB")
 
     def said(folder, *options):
         printed = output("one_card", 0, tmp_path, *sizes, "--out", folder, *options)

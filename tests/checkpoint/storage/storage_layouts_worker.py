@@ -54,18 +54,21 @@ def tensors(value, name=""):
     return out
 
 
-def run(saved, loaded, path):
-    """Names of what Reader, and torch's reader, loaded otherwise than it was saved;
-    the number of tensors.
+def run(saved, path):
+    """By layout, the names of what Reader, and torch's reader, loaded otherwise than it was saved,
+    and the number of tensors.
     """
     state = made(saved, 0)
     dcp.save(state, storage_writer=checkpoint.Writer(path))
-    want, bad = tensors(state), []
-    for reader in (checkpoint.Reader, dcp.FileSystemReader):
-        other = made(loaded, 7)
-        before = tensors(other)
-        assert any(not torch.equal(before[name], want[name]) for name in want)
-        dcp.load(other, storage_reader=reader(path))
-        got = tensors(other)
-        bad.append([name for name in want if not torch.equal(want[name], got[name])])
-    return bad, len(want)
+    want, told = tensors(state), {}
+    for loaded in LAYOUTS:
+        bad = []
+        for reader in (checkpoint.Reader, dcp.FileSystemReader):
+            other = made(loaded, 7)
+            before = tensors(other)
+            assert any(not torch.equal(before[name], want[name]) for name in want)
+            dcp.load(other, storage_reader=reader(path))
+            got = tensors(other)
+            bad.append([name for name in want if not torch.equal(want[name], got[name])])
+        told[loaded] = (bad, len(want))
+    return told

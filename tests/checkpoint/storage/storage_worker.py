@@ -308,22 +308,11 @@ def one_dies(store, path, rank, ranks, who, way):
     os._exit(0)  # nobody answers any more: a process group cannot be closed
 
 
-def until_killed(store, path, rank, ranks):
+def until_killed(store, path, rank, ranks, options=None):
     """Saves over and over, with another seed each time; the program that is killed."""
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=ranks)
     for seed in range(10_000):
-        dcp.save(state(0, seed), storage_writer=checkpoint.Writer(path, sync_files=False))
+        writer = checkpoint.Writer(path, sync_files=False, storage_options=options)
+        dcp.save(state(0, seed), storage_writer=writer)
         if rank == 0:
             print(seed, flush=True)
-
-
-if __name__ == "__main__":
-    if sys.argv[1] == "until_killed":
-        until_killed(sys.argv[2], sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
-    elif sys.argv[1] == "one_dies":
-        one_dies(sys.argv[2], sys.argv[3], *map(int, sys.argv[4:7]), sys.argv[7])
-    else:
-        sys.exit(
-            "until_killed STORE PATH RANK RANKS, or one_dies STORE PATH RANK RANKS WHO "
-            "save|async_save"
-        )

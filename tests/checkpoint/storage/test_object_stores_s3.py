@@ -20,7 +20,7 @@ import lowbit
 from lowbit import checkpoint
 from lowbit.checkpoint import native
 from tests.checkpoint.storage import storage_worker
-from tests.support.paths import importing_tests
+from tests.support.ranks import forked
 from tests.support.require import need
 
 pytestmark = pytest.mark.long
@@ -132,32 +132,23 @@ def test_ranks_save_and_load(pool, options, dim, other):
     assert checkpoint.verify(url, storage_options=options)["ok"]
 
 
-def run_ranks(arguments, ranks, **options):
-    return [
-        subprocess.Popen(
-            [sys.executable, storage_worker.__file__, *arguments, str(rank), str(ranks)],
-            text=True,
-            env=importing_tests(),
-            **options,
-        )
-        for rank in range(ranks)
-    ]
-
-
-def test_a_killed_save_leaves_the_last_checkpoint_whole(options, everywhere, tmp_path):
+def test_a_killed_save_leaves_the_last_checkpoint_whole(options, tmp_path):
     """Two ranks save over and over to one URL, and are killed at a random moment."""
     chance, url = random.Random(1), "s3://bucket/killed/run"
     for number in range(2):
-        started = run_ranks(
-            ["until_killed", f"{tmp_path}/store{number}", url], 2, stdout=subprocess.PIPE
-        )
-        assert started[0].stdout.readline().strip() == "0"
+        store = tmp_path / f"store{number}"
+        started = [
+            forked.start(storage_worker.until_killed, store, url, rank, 2, options)
+            for rank in range(2)
+        ]
+        _, printed = started[0]
+        assert printed.readline().strip() == "0"
         time.sleep(chance.random())
-        for process in started:
-            process.send_signal(signal.SIGKILL)
-        said = started[0].stdout.read().split()
-        for process in started:
-            process.wait()
+        for process, _ in started:
+            process.kill()
+        said = printed.read().split()
+        for process, _ in started:
+            process.join()
         last = int(said[-1]) if said else 0
         assert checkpoint.verify(url, storage_options=options)["ok"]
         held = [seed for seed in (last, last + 1) if _holds(url, options, seed)]

@@ -330,7 +330,7 @@ def test_a_directory(tmp_path, kind):
             same(wanted[f"optim.state.{i}.{key}"], values(entry[key]))
 
 
-def test_a_directory_of_ranks(tmp_path):
+def test_a_directory_of_ranks(made, tmp_path):
     """FSDP2 on two ranks: one subclass for each, blocks of its own,
     and plain ones where a part is no multiple of a block.
     """
@@ -339,7 +339,7 @@ def test_a_directory_of_ranks(tmp_path):
     for kind in KINDS:
         of = catalog.KINDS[f"torchao_{kind}"]
         need("torchao", of.present, "torchao is not installed")
-        path = of.make(tmp_path, 2)
+        path = made(of.name, 2)
         run("convert", path, tmp_path / f"{kind}.pt", "--to", "torch")
         out = torch.load(tmp_path / f"{kind}.pt")
         found = {}

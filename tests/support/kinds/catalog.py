@@ -21,8 +21,6 @@ import functools
 import importlib.util
 import pathlib
 import pickle
-import subprocess
-import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -32,7 +30,7 @@ from torch import Tensor
 
 from tests.support.kinds import runs as run
 from tests.support.kinds.decode import dequantize
-from tests.support.paths import importing_tests
+from tests.support.ranks import launch
 from tests.support.require import need
 
 WORKER = pathlib.Path(__file__).with_name("worker.py")
@@ -85,11 +83,6 @@ class Kind:
         """The name under a folder; a directory for dcp."""
         ends = {"dcp": "", "torch": ".pt", "legacy": ".pt", "safetensors": ".safetensors"}
         return self.name + ends[self.container]
-
-    def make(self, folder: pathlib.Path, world: int) -> pathlib.Path:
-        """Makes this one alone. The fixture `made` is much cheaper where several are wanted."""
-        make(folder, world, [self.name])
-        return folder / self.file
 
     def meaning(self) -> Meaning:
         """Float32 values by (parameter, state), under torch's names of the states;
@@ -260,17 +253,10 @@ def _has_state(place: Mapping[str, Any]) -> bool:
 
 def make(folder: pathlib.Path, world: int, names: Iterable[str]) -> None:
     """Makes kinds at a number of ranks in one launch, each under `folder`."""
-    files = [KINDS[name].file for name in names]
-    start = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
-    command = [sys.executable, *(start if world > 1 else []), str(WORKER), str(folder), *files]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env=importing_tests(OMP_NUM_THREADS="1", PYTHONWARNINGS="ignore"),
-        timeout=900,
-    )
-    assert done.returncode == 0, f"{world} ranks:\n{done.stderr[-4000:]}"
+    peers = ("torchao.optim", "bitsandbytes")
+    present = tuple(name for name in peers if importlib.util.find_spec(name.split(".")[0]))
+    files = (KINDS[name].file for name in names)
+    launch.run(WORKER, world if world > 1 else 0, folder, *files, timeout=900, imported=present)
 
 
 class Made:

@@ -16,7 +16,7 @@ TORCH = (
     "torch.distributed.fsdp",
     "torch.distributed.optim",
     "torch.distributed.pipelining",
-    "torch.distributed.tensor.debug",  # brings torch._dynamo
+    "torch.distributed.tensor.debug",  # with torch._dynamo, which an optimizer imports too
     "torch.distributed.tensor.parallel",
 )
 # lowbit begins a thread where OMP_NUM_THREADS lets it: a fork would lose that.

@@ -1,7 +1,8 @@
-"""Scripts on several ranks, as torchrun starts them, forked from a process that has imported torch:
-a start of it takes seconds of a core, in torchrun and in each rank.
+"""Scripts on several ranks, as torchrun starts them, forked from a process that has imported torch
+and lowbit: a start of them takes seconds of a core, in torchrun and in each rank.
 
     said = launch.run(script, ranks, "--option", cwd=folder, HF_HUB_OFFLINE="1")
+    said = launch.run(script, ranks, imported=("deepspeed",), DS_ACCELERATOR="cpu")
 
 Each rank is a process of its own, with the environment of torchrun, that ends as an interpreter
 does. Where one fails, the others are killed. What torchrun itself does is test_elastic.py's.
@@ -76,8 +77,8 @@ def _wait(children: dict[int, int]) -> dict[int, int]:
     return codes
 
 
-def _serve() -> None:
-    for module in TORCH:  # not lowbit, of which a script's environment chooses the instruction set
+def _serve(imported: list[str]) -> None:
+    for module in (*TORCH, "lowbit", *imported):  # with one thread: a fork loses none
         importlib.import_module(module)
     gc.freeze()
     for line in sys.stdin:
@@ -92,14 +93,16 @@ def _serve() -> None:
 
 
 @functools.cache
-def _server() -> subprocess.Popen:
+def _server(
+    imported: tuple[str, ...], environment: tuple[tuple[str, str], ...]
+) -> subprocess.Popen:
     """Of this process of pytest."""
     server = subprocess.Popen(
-        [sys.executable, "-m", __name__],
+        [sys.executable, "-m", __name__, *imported],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=importing_tests(OMP_NUM_THREADS="1"),
+        env=importing_tests(OMP_NUM_THREADS="1", **dict(environment)),
         start_new_session=True,
     )
     atexit.register(_end, server)
@@ -119,13 +122,19 @@ def run(
     *arguments: object,
     cwd: str | os.PathLike[str] = ".",
     timeout: float = 1800,
+    imported: tuple[str, ...] = (),
     **environment: str,
 ) -> str:
     """What the script printed on so many ranks (0: without a process group's environment), each
     with one thread. AssertionError with the end of standard error where one fails.
+
+    Args:
+        imported: modules that are imported once, before the ranks are forked, by a process that has
+            the environment.
     """
     from torch.distributed import TCPStore
 
+    assert "LOWBIT_ISA" not in environment, "lowbit was imported before the ranks were forked"
     said = {"OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore", **environment}
     said = importing_tests(**said)
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
@@ -151,7 +160,7 @@ def run(
             "out": out.name,
             "err": err.name,
         }
-        server = _server()
+        server = _server(imported, tuple(environment.items()) if imported else ())
         assert server.stdin and server.stdout
         print(json.dumps(job), file=server.stdin, flush=True)
         ready, _, _ = select.select([server.stdout], [], [], timeout)
@@ -167,4 +176,4 @@ def run(
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(sys.argv[1:])

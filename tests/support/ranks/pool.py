@@ -70,8 +70,8 @@ MOST_THREADS = 40  # of a worker: 3 for each process group over gloo
 class Pool:
     """As many processes as the largest case so far had ranks. `folder` is where cases write."""
 
-    def __init__(self, folder: str) -> None:
-        self.folder = folder
+    def __init__(self, folder: str, most_threads: int = MOST_THREADS) -> None:
+        self.folder, self.most_threads = folder, most_threads
         self._count = itertools.count()
         self._workers: list = []
 
@@ -82,7 +82,9 @@ class Pool:
         a second: a hundred groups in each of eight workers took half of a machine.
         """
         tasks = (pathlib.Path(f"/proc/{process.pid}/task") for process, _ in self._workers)
-        return any(task.exists() and len(list(task.iterdir())) > MOST_THREADS for task in tasks)
+        return any(
+            task.exists() and len(list(task.iterdir())) > self.most_threads for task in tasks
+        )
 
     def _start(self, ranks: int) -> None:
         for rank in range(len(self._workers), ranks):
