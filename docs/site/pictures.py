@@ -111,8 +111,9 @@ def all_pictures() -> dict[str, Callable[[], None]]:
     """What draws each, by its file's name."""
     import flows
     import plots
+    import speed_plots
 
-    return {**plots.PICTURES, **flows.PICTURES}
+    return {**plots.PICTURES, **speed_plots.PICTURES, **flows.PICTURES}
 
 
 if __name__ == "__main__":

@@ -350,163 +350,43 @@ def muon_formats() -> None:
         axes.grid(axis="x", lw=0.6)
 
 
-# Saves and loads
+# Averages of weights
 
-STORED = {
-    "save, on disk: time / cp": "save to disk: time, where cp takes 1",
-    "load on 4 ranks: bytes read / needed": "load on twice as many ranks: bytes read, of 1 needed",
-}
-STORED_ROW = re.compile(r"^\| (.*?) \| [^|]* \| ([\d.]+) \| ([\d.]+) \|", re.M)
-
-
-def storage() -> None:
-    text = (ROOT / "docs" / "bench-storage.md").read_text()
-    parts = re.split(r"^\*\*(.*?)\*\*: \d+ of \d+ met", text, flags=re.M)
-    found = {
-        state: {row: (float(a), float(b)) for row, a, b in STORED_ROW.findall(rows)}
-        for state, rows in zip(parts[1::2], parts[2::2], strict=True)
-    }
-    with picture("storage", "Saves and loads of lowbit beside torch's", 4.9) as figure:
-        heading(figure, "Saves and loads of checkpoints", "lowbit.checkpoint beside torch's")
-        for at, (row, told) in enumerate(STORED.items()):
-            bottom = 2.3 - 2.25 * at
-            figure.text(0.04, (bottom + 1.98) / 4.9, told, size=9, color=INK.muted)
-            axes = panel(figure, bottom, 1.9)
-            y = 0.0
-            for state, rows in found.items():
-                axes.text(0, y + 0.36, state, size=9, va="bottom")
-                for who, value in zip(("torch", "lowbit"), rows[row], strict=True):
-                    ours = who == "lowbit"
-                    axes.barh(y, value, height=0.62, color=INK.ours if ours else INK.other)
-                    weight = "bold" if ours else "normal"
-                    said = behind(axes, value, y, f"{value:.1f} {who}", weight)
-                    said.set_bbox({"facecolor": INK.ground, "edgecolor": "none", "pad": 0.8})
-                    y -= 0.75
-                y -= 0.8
-            axes.axvline(1, color=INK.muted, lw=1, ls=(0, (3, 3)))
-            axes.set_xlim(0, 2.75)
-            axes.set_ylim(y + 0.9, 1.1)
-            axes.spines["bottom"].set_visible(False)
-            axes.set_xticks([])
-
-
-# Many threads
-
-SERVER = "Intel Xeon, 4th generation"
-THREADS = {  # rows of scaling.md by what a reader is told
-    "torch fused, float32": ("torch fused, float32", INK.other, "-"),
-    "DeepSpeedCPUAdam, float32": ("DeepSpeedCPUAdam, float32", INK.other, (0, (3, 3))),
-    "lowbit 8-bit, bf16 stochastic": ("lowbit 8bit", INK.ours, "-"),
-    "lowbit 4-bit, bf16 stochastic": ("lowbit 4bit", INK.ours, (0, (3, 3))),
+EMA_ROW = re.compile(r"^\| (`[^|]*?) \| [\d.]+ \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", re.M)
+DECAYS = ("0.99", "0.999", "0.9999")
+AVERAGES = {  # rows of ema.md by what a reader is told
+    "`EMA`, `bfloat16_stochastic`": "lowbit.EMA, bfloat16_stochastic",
+    "`AveragedModel`, bfloat16": "torch's AveragedModel, bfloat16",
 }
 
 
-def scaling() -> None:
-    text = (ROOT / "docs" / "scaling.md").read_text()
-    cost = {
-        name: (float(moved), float(core))
-        for name, moved, core in re.findall(r"^\| (.*?) \| ([\d.]+) \| ([\d.]+) \| ", text, re.M)
-    }
-    socket = re.search(rf"^\| {SERVER} \| (\d+) \|", text, re.M)
-    cores = re.search(rf"^\| {SERVER} \| (\d+) \| \d+ x DDR5", text, re.M)
-    assert socket and cores
-    bandwidth, count = int(socket[1]), int(cores[1])
-    with picture("scaling", "Time of a step by threads, modelled for a server", 3.4) as figure:
+def ema() -> None:
+    text = (ROOT / "docs" / "ema.md").read_text()
+    found = {name: [*map(float, rest)] for name, *rest in EMA_ROW.findall(text)}
+    with picture("ema", "Errors of averages of bfloat16 weights", 2.9) as figure:
         heading(
             figure,
-            "A step of AdamW by threads, modelled",
-            f"{SERVER}, {count} cores: ns per parameter",
+            "Error of an average of bfloat16 weights",
+            "at 1 the average is no better than the weights",
         )
-        axes = panel(figure, 0.42, 2.4, left=0.1)
-        axes.spines["left"].set_visible(True)
-        for name, (told, color, dashes) in THREADS.items():
-            moved, core = cost[name]
-            threads = [x / 8 for x in range(8, 8 * count + 1)]
-            times = [max(core / x, moved / bandwidth) for x in threads]
-            axes.plot(threads, times, color=color, lw=2, ls=dashes, label=told)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log")
-        axes.minorticks_off()
-        axes.set_xticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
-        axes.set_yticks([0.05, 0.1, 0.2, 0.5], ["0.05", "0.1", "0.2", "0.5"])
-        axes.set_ylim(0.025, 1.0)
-        axes.set_xlabel("threads; a flat line waits for memory", size=9)
-        axes.grid(axis="y", lw=0.6)
-        axes.legend(frameon=False, fontsize=8.8, handlelength=2.6, loc="upper right")
-
-
-# Speed
-
-GPU = {  # rows of gpu-h100-2.json by what a reader is told
-    "torch fused, float32": "torch fused, float32",
-    "torch fused, bf16 nearest": "torch fused, bfloat16",
-    "bitsandbytes AdamW8bit, bf16 nearest": "bitsandbytes, 8-bit",
-    "torchao AdamW8bit compiled, bf16 stochastic": "torchao, 8-bit, compiled",
-    "lowbit 4-bit, bf16 stochastic": "lowbit 4bit",
-    "lowbit 8-bit, bf16 stochastic": "lowbit 8bit",
-    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": "lowbit 8bit, in a CUDA graph",
-    "copy of the bytes of an 8-bit step": "copy of the bytes of lowbit 8bit",
-}
-CPU = {
-    "bitsandbytes AdamW8bit, bf16 nearest": "bitsandbytes, 8-bit",
-    "torchao AdamW8bit compiled, bf16 stochastic": "torchao, 8-bit, compiled",
-    "lowbit 4-bit, bf16 stochastic": "lowbit 4bit",
-    "lowbit 8-bit, bf16 stochastic": "lowbit 8bit",
-    "torch fused, bf16 nearest": "torch fused, bfloat16",
-    "torch fused, float32": "torch fused, float32",
-    "copy of the bytes of an 8-bit step": "copy of the bytes of lowbit 8bit",
-}
-
-
-def speed_gpu() -> None:
-    (step,) = json.loads((RESULTS / "gpu-h100-2.json").read_text())["step"]
-    found = {row["name"]: row for row in step["rows"]}
-    with picture("speed-gpu", "Time of a step on an H100 beside a copy", 4.35) as figure:
-        heading(
-            figure,
-            "A step of AdamW on an H100",
-            "one tensor of 2^28 values; dark: its bytes at a copy's speed",
-        )
-        axes = panel(figure, 0.05, 3.8)
-        for at, (name, told) in enumerate(GPU.items()):
-            row = found[name]
-            ms, ours = 1e3 * statistics.median(row["seconds"]), name.startswith("lowbit")
-            copied = ms * row["of_copy_speed"]
-            dark, soft = (INK.ours, INK.ours_soft) if ours else (INK.other, INK.plainer)
-            axes.barh(-at, ms, height=0.44, color=soft)
-            axes.barh(-at, copied, height=0.44, color=dark)
+        axes = panel(figure, 0.1, 2.25)
+        y = 0.0
+        for name, told in AVERAGES.items():
+            ours = "EMA`" in name
             weight = "bold" if ours else "normal"
-            axes.text(0, -at + 0.28, told, size=9, weight=weight, va="bottom")
-            behind(axes, ms, -at, f"{ms:.2f} ms", weight)
-        axes.set_xlim(0, 9.3)
-        axes.set_ylim(-len(GPU) + 0.6, 0.75)
+            ground = {"facecolor": INK.ground, "edgecolor": "none", "pad": 0.8}
+            axes.text(0, y + 0.45, told, size=9, weight=weight, va="bottom", bbox=ground)
+            for decay, error in zip(DECAYS, found[name], strict=True):
+                axes.barh(y, error, height=0.7, color=INK.ours if ours else INK.other)
+                said = behind(axes, error, y, f"{error:.2f} at decay {decay}", weight)
+                said.set_bbox(ground)
+                y -= 0.9
+            y -= 1.0
+        axes.axvline(1, color=INK.muted, lw=1, ls=(0, (3, 3)), zorder=0)
+        axes.set_xlim(0, 7.6)
+        axes.set_ylim(y + 1.2, 1.4)
         axes.spines["bottom"].set_visible(False)
         axes.set_xticks([])
-
-
-def speed_cpu() -> None:
-    step = json.loads((RESULTS / "cpu.json").read_text())["step"][0]
-    found = {row["name"]: row for row in step["rows"]}
-    with picture("speed-cpu", "Time of a step on one thread of a CPU", 3.75) as figure:
-        heading(
-            figure,
-            "A step of AdamW on a CPU with AVX-512",
-            "one thread, ns per parameter; every mark to the right is tenfold",
-        )
-        axes = panel(figure, 0.3, 2.95)
-        for at, (name, told) in enumerate(CPU.items()):
-            time, ours = found[name]["ns_per_parameter"], name.startswith("lowbit")
-            axes.hlines(-at, 0.1, time, color=INK.ours if ours else INK.other, lw=2)
-            axes.plot(time, -at, "o", ms=6, color=INK.ours if ours else INK.other)
-            weight = "bold" if ours else "normal"
-            axes.text(0.1, -at + 0.2, told, size=9, weight=weight, va="bottom")
-            behind(axes, time, -at, f"{time:.3g}", weight, 6)
-        axes.set_xscale("log")
-        axes.minorticks_off()
-        axes.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-        axes.set_xlim(0.1, 200)
-        axes.set_ylim(-len(CPU) + 0.4, 0.8)
-        axes.grid(axis="x", lw=0.6)
 
 
 PICTURES: dict[str, Callable[[], None]] = {
@@ -516,8 +396,5 @@ PICTURES: dict[str, Callable[[], None]] = {
     "quality": quality,
     "drift": drift,
     "muon-formats": muon_formats,
-    "storage": storage,
-    "scaling": scaling,
-    "speed-gpu": speed_gpu,
-    "speed-cpu": speed_cpu,
+    "ema": ema,
 }

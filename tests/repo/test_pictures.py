@@ -23,7 +23,7 @@ def words(svg):
 def site(monkeypatch):
     monkeypatch.syspath_prepend(str(SITE))
     yield
-    for name in ("pictures", "plots", "flows", "memory"):
+    for name in ("pictures", "plots", "speed_plots", "flows", "memory"):
         sys.modules.pop(name, None)
 
 
