@@ -40,27 +40,27 @@ from lowbit.gradients.causal_loss import causal_loss
 from lowbit.gradients.clip import clip_grad_norm_, clip_scale
 from lowbit.gradients.reproducible import check_reproducible
 from lowbit.gradients.step_in_backward import step_in_backward
-from lowbit.optim.adafactor import Adafactor
-from lowbit.optim.adagrad import Adagrad
-from lowbit.optim.adam import Adam
-from lowbit.optim.adamw import AdamW
-from lowbit.optim.ademamix import AdEMAMix
-from lowbit.optim.apollo import APOLLO
-from lowbit.optim.apollo_mini import APOLLOMini
-from lowbit.optim.came import CAME
+from lowbit.optim.rules.adafactor import Adafactor
+from lowbit.optim.rules.adagrad import Adagrad
+from lowbit.optim.rules.adam import Adam
+from lowbit.optim.rules.adamw import AdamW
+from lowbit.optim.rules.ademamix import AdEMAMix
+from lowbit.optim.rules.apollo import APOLLO
+from lowbit.optim.rules.apollo_mini import APOLLOMini
+from lowbit.optim.rules.came import CAME
 from lowbit.optim.ema import EMA
-from lowbit.optim.fira import Fira
-from lowbit.optim.lamb import LAMB
-from lowbit.optim.lars import LARS
-from lowbit.optim.lion import Lion
-from lowbit.optim.muon import Muon
-from lowbit.optim.muon_with_adamw import MuonWithAdamW
+from lowbit.optim.rules.fira import Fira
+from lowbit.optim.rules.lamb import LAMB
+from lowbit.optim.rules.lars import LARS
+from lowbit.optim.rules.lion import Lion
+from lowbit.optim.rules.muon import Muon
+from lowbit.optim.rules.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
 from lowbit.optim.report import Stats
-from lowbit.optim.rmsprop import RMSprop
-from lowbit.optim.schedule_free import ScheduleFreeAdamW
-from lowbit.optim.sgd import SGD
+from lowbit.optim.rules.rmsprop import RMSprop
+from lowbit.optim.rules.schedule_free import ScheduleFreeAdamW
+from lowbit.optim.rules.sgd import SGD
 from lowbit.planning.estimate import estimate
 
 __version__ = _version("lowbit")

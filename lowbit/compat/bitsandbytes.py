@@ -12,14 +12,14 @@ import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from lowbit.optim.adagrad import Adagrad
-from lowbit.optim.ademamix import AdEMAMix
-from lowbit.optim.lamb import LAMB
-from lowbit.optim.lars import LARS
-from lowbit.optim.lion import Lion
+from lowbit.optim.rules.adagrad import Adagrad
+from lowbit.optim.rules.ademamix import AdEMAMix
+from lowbit.optim.rules.lamb import LAMB
+from lowbit.optim.rules.lars import LARS
+from lowbit.optim.rules.lion import Lion
 from lowbit.optim.optimizer import LowbitOptimizer
-from lowbit.optim.rmsprop import RMSprop
-from lowbit.optim.sgd import SGD
+from lowbit.optim.rules.rmsprop import RMSprop
+from lowbit.optim.rules.sgd import SGD
 
 # bitsandbytes' own keywords and their replacements.
 _BITSANDBYTES = {

@@ -1,3 +1,3 @@
-"""The optimizers, one file for each; the classes that they share; `stats()` and its warnings;
-groups of parameters.
+"""What the optimizers of `lowbit.optim.rules` share; `stats()` and its warnings; groups of
+parameters.
 """

@@ -384,18 +384,18 @@ def test_folders_of_one_kind_do_not_use_each_other(tmp_path):
 @pytest.mark.parametrize(
     "line",
     [
-        "from lowbit.optim import lion",
-        "from lowbit.optim.lion import Lion",
-        "import lowbit.optim.lion as lion",
+        "from lowbit.optim.rules import lion",
+        "from lowbit.optim.rules.lion import Lion",
+        "import lowbit.optim.rules.lion as lion",
         "from ..optim.lion import Lion",
-        "if TYPE_CHECKING:\n    from lowbit.optim.lion import Lion",
-        "def f():\n    from lowbit.optim.lion import Lion",
+        "if TYPE_CHECKING:\n    from lowbit.optim.rules.lion import Lion",
+        "def f():\n    from lowbit.optim.rules.lion import Lion",
     ],
 )
 def test_imports_are_seen_in_every_form(line, tmp_path):
-    plant(tmp_path, "lowbit/state/some.py", "lowbit/optim/lion.py")
+    plant(tmp_path, "lowbit/state/some.py", "lowbit/optim/rules/lion.py")
     (tmp_path / "lowbit/state/some.py").write_text(line + "\n")
-    assert upward(tmp_path, "lowbit") == ["lowbit/state/some.py uses lowbit/optim/lion.py"]
+    assert upward(tmp_path, "lowbit") == ["lowbit/state/some.py uses lowbit/optim/rules/lion.py"]
 
 
 # Circles

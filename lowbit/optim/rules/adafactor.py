@@ -13,7 +13,7 @@ from typing_extensions import Unpack
 from lowbit import sharding
 from lowbit.config import arguments
 from lowbit.config.arguments import Options
-from lowbit.optim.apollo import check_projection
+from lowbit.optim.rules.apollo import check_projection
 from lowbit.optim.lowrank import LowRankOptimizer, check_subspace
 from lowbit.state import lowrank_layout
 from lowbit.state.layout import Layout

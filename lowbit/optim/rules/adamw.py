@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from lowbit.config import arguments
 from lowbit.config.arguments import Options
-from lowbit.optim.adam import Adam
+from lowbit.optim.rules.adam import Adam
 
 
 class AdamW(Adam):

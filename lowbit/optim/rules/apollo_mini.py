@@ -8,7 +8,7 @@ from typing_extensions import Unpack
 
 from lowbit.config import arguments
 from lowbit.config.arguments import AllOptions
-from lowbit.optim.apollo import APOLLO
+from lowbit.optim.rules.apollo import APOLLO
 
 
 class APOLLOMini(APOLLO):

@@ -1,0 +1,1 @@
+"""The update rules, a class in each file."""
