@@ -40,6 +40,10 @@ from lowbit.gradients.causal_loss import causal_loss
 from lowbit.gradients.clip import clip_grad_norm_, clip_scale
 from lowbit.gradients.reproducible import check_reproducible
 from lowbit.gradients.step_in_backward import step_in_backward
+from lowbit.optim.ema import EMA
+from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.param_groups import muon_param_groups, param_groups
+from lowbit.optim.report import Stats
 from lowbit.optim.rules.adafactor import Adafactor
 from lowbit.optim.rules.adagrad import Adagrad
 from lowbit.optim.rules.adam import Adam
@@ -48,16 +52,12 @@ from lowbit.optim.rules.ademamix import AdEMAMix
 from lowbit.optim.rules.apollo import APOLLO
 from lowbit.optim.rules.apollo_mini import APOLLOMini
 from lowbit.optim.rules.came import CAME
-from lowbit.optim.ema import EMA
 from lowbit.optim.rules.fira import Fira
 from lowbit.optim.rules.lamb import LAMB
 from lowbit.optim.rules.lars import LARS
 from lowbit.optim.rules.lion import Lion
 from lowbit.optim.rules.muon import Muon
 from lowbit.optim.rules.muon_with_adamw import MuonWithAdamW
-from lowbit.optim.optimizer import LowbitOptimizer
-from lowbit.optim.param_groups import muon_param_groups, param_groups
-from lowbit.optim.report import Stats
 from lowbit.optim.rules.rmsprop import RMSprop
 from lowbit.optim.rules.schedule_free import ScheduleFreeAdamW
 from lowbit.optim.rules.sgd import SGD

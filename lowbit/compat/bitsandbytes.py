@@ -12,12 +12,12 @@ import inspect
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.rules.adagrad import Adagrad
 from lowbit.optim.rules.ademamix import AdEMAMix
 from lowbit.optim.rules.lamb import LAMB
 from lowbit.optim.rules.lars import LARS
 from lowbit.optim.rules.lion import Lion
-from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.rules.rmsprop import RMSprop
 from lowbit.optim.rules.sgd import SGD
 

@@ -12,9 +12,9 @@ from typing_extensions import Unpack
 from lowbit.compat.bitsandbytes import refuse_keywords
 from lowbit.config.arguments import Options
 from lowbit.config.presets import choice, scaled
+from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.rules.adam import Adam
 from lowbit.optim.rules.adamw import AdamW
-from lowbit.optim.optimizer import LowbitOptimizer
 
 
 class _Options(Options, total=False):

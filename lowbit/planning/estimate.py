@@ -15,10 +15,10 @@ from lowbit.config.overrides import clean_name
 from lowbit.config.size import parsed
 from lowbit.config.types import StateFormat
 from lowbit.optim.ema import EMA_FORMAT, format_of
-from lowbit.optim.rules.muon_with_adamw import MuonWithAdamW
 from lowbit.optim.named import optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
+from lowbit.optim.rules.muon_with_adamw import MuonWithAdamW
 from lowbit.planning.fit import Setting, fit
 from lowbit.planning.libraries import COUNT, LIBRARIES, MOMENTS, STEP, Library
 from lowbit.planning.models import meta_model

@@ -387,7 +387,7 @@ def test_folders_of_one_kind_do_not_use_each_other(tmp_path):
         "from lowbit.optim.rules import lion",
         "from lowbit.optim.rules.lion import Lion",
         "import lowbit.optim.rules.lion as lion",
-        "from ..optim.lion import Lion",
+        "from ..optim.rules.lion import Lion",
         "if TYPE_CHECKING:\n    from lowbit.optim.rules.lion import Lion",
         "def f():\n    from lowbit.optim.rules.lion import Lion",
     ],

@@ -13,8 +13,8 @@ from typing_extensions import Unpack
 from lowbit import sharding
 from lowbit.config import arguments
 from lowbit.config.arguments import Options
-from lowbit.optim.rules.apollo import check_projection
 from lowbit.optim.lowrank import LowRankOptimizer, check_subspace
+from lowbit.optim.rules.apollo import check_projection
 from lowbit.state import lowrank_layout
 from lowbit.state.layout import Layout
 from lowbit.step.lowrank_adafactor import AdafactorWork
