@@ -3,7 +3,7 @@
 #include "catalog/catalog.h"
 #include "core/accumulate.h"
 #include "core/bits.h"
-#include "cpu/lowrank.h"
+#include "cpu/matrices/lowrank.h"
 
 namespace lowbit::cpu {
 

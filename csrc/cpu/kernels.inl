@@ -8,7 +8,7 @@
 #include "core/mean_bins_loop.h"
 #include "core/pack.h"
 #include "core/registry.h"
-#include "core/state/stochastic.h"
+#include "core/state/chance/stochastic.h"
 #include "cpu/kernels.h"
 #include "cpu/random.h"
 #include "cpu/stochastic.h"

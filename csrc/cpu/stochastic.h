@@ -1,4 +1,4 @@
-// Stochastic codes of many values, with the codes of core/state/stochastic.h.
+// Stochastic codes of many values, with the codes of core/state/chance/stochastic.h.
 //
 // The steps of one value are taken for all values of a chunk before the next step: nearest codes,
 // their values, the codes on the other side, their values, the choice. Each is a loop that compilers
@@ -6,7 +6,7 @@
 #pragma once
 
 #include "core/registry.h"
-#include "core/state/stochastic.h"
+#include "core/state/chance/stochastic.h"
 #include "cpu/kernels.h"
 
 namespace lowbit::cpu {

@@ -1,5 +1,5 @@
-// What abi.h has for Muon's orthogonalization: the calls of cuda/muon.cu. All have the bits of the CPU
-// (cpu/matmul.h, cpu/row_moment.h). Matrices are bfloat16, in device memory, without gaps.
+// What abi.h has for Muon's orthogonalization: the calls of cuda/matrices/muon.cu. All have the bits of the CPU
+// (cpu/matrices/matmul.h, cpu/matrices/row_moment.h). Matrices are bfloat16, in device memory, without gaps.
 #pragma once
 
 #include <cstdint>

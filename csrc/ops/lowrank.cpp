@@ -1,4 +1,4 @@
-// Reception of low-rank steps: the passes of cpu/lowrank.h over the local shard of one
+// Reception of low-rank steps: the passes of cpu/matrices/lowrank.h over the local shard of one
 // parameter, each checked and cut among threads. lowbit/step/lowrank.py drives them and reduces over ranks between.
 #include <cmath>
 #include <mutex>
@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "core/exact_sum.h"
-#include "cpu/lowrank.h"
-#include "cpu/subspace.h"
+#include "cpu/matrices/lowrank.h"
+#include "cpu/matrices/subspace.h"
 #include "ops/ops.h"
 
 namespace lowbit {

@@ -1,9 +1,9 @@
-// Reception of Muon's orthogonalization on the CPU (cpu/matmul.h). On a GPU: ops/muon_cuda.cpp.
+// Reception of Muon's orthogonalization on the CPU (cpu/matrices/matmul.h). On a GPU: ops/muon_cuda.cpp.
 #include <algorithm>
 #include <vector>
 
-#include "cpu/matmul.h"
-#include "cpu/row_moment.h"
+#include "cpu/matrices/matmul.h"
+#include "cpu/matrices/row_moment.h"
 #include "ops/ops.h"
 
 namespace lowbit {

@@ -14,7 +14,7 @@
 #include "core/pack.h"
 #include "core/registry.h"
 #include "core/scale/block.h"
-#include "core/state/stochastic.h"
+#include "core/state/chance/stochastic.h"
 #include "cpu/step.h"
 
 namespace {

@@ -12,9 +12,9 @@
 #include "core/exact_sum.h"
 #include "core/registry.h"
 #include "core/update/apollo.h"
-#include "cpu/lowrank.h"
+#include "cpu/matrices/lowrank.h"
+#include "cpu/matrices/subspace.h"
 #include "cpu/step.h"
-#include "cpu/subspace.h"
 
 namespace {
 

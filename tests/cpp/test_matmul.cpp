@@ -10,8 +10,8 @@
 
 #include "check.h"
 #include "core/muon/newton_schulz.h"
-#include "cpu/matmul.h"
-#include "cpu/row_moment.h"
+#include "cpu/matrices/matmul.h"
+#include "cpu/matrices/row_moment.h"
 #include "cpu/step.h"
 
 #if defined(__x86_64__)

@@ -1,7 +1,7 @@
 """The operators on a GPU: the bits of the CPU, in graphs, on other streams, never waiting.
 
 One command on a machine with a GPU: `LOWBIT_REQUIRE=cuda python -m pytest tests/cuda/test_cuda.py`.
-Without a GPU, tests/cpp/test_cuda_emulated.cpp runs the same kernels on the CPU.
+Without a GPU, tests/cpp/cuda/test_cuda_emulated.cpp runs the same kernels on the CPU.
 """
 
 import math

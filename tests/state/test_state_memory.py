@@ -1,6 +1,6 @@
 """`state_memory`: state outside of a GPU's own memory. Here without one: the option, what goes
 where, and that checkpoints know nothing of it. The CPU stands for a GPU where state is placed; on a
-GPU tests/cuda/test_cuda.py steps such state, and tests/cpp/test_cuda_memory.cpp asks for its
+GPU tests/cuda/test_cuda.py steps such state, and tests/cpp/cuda/test_cuda_memory.cpp asks for its
 memory."""
 
 import copy

@@ -17,7 +17,7 @@
 #include <cstring>
 
 #include "core/state/cells.h"
-#include "core/state/chance_vector.h"
+#include "core/state/chance/chance_vector.h"
 #include "core/state/turns.h"
 
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
@@ -271,5 +271,5 @@ LB_HD void dequantize_block(F, const uint8_t* codes, const typename F::Scale& sc
 }  // namespace lowbit
 
 #if defined(__AVX2__)
-#include "core/state/codebook_chance.h"
+#include "core/state/chance/codebook_chance.h"
 #endif

@@ -9,8 +9,8 @@
 // Included by companded8.h, at its end, and by nothing else.
 #pragma once
 
-#include "core/state/chance_vector.h"
-#include "core/state/stochastic.h"
+#include "core/state/chance/chance_vector.h"
+#include "core/state/chance/stochastic.h"
 #include "core/state/turns.h"
 
 namespace lowbit {

@@ -9,7 +9,7 @@
 
 #include <immintrin.h>
 
-#include "core/state/chance_vector.h"
+#include "core/state/chance/chance_vector.h"
 #include "core/state/turns.h"
 #include "core/vector_avx2.h"
 
@@ -164,4 +164,4 @@ LB_HD void quantize_block(Dynamic8Unsigned, const float* x, const BlockScale& s,
 
 }  // namespace lowbit
 
-#include "core/state/dynamic8_chance_avx2.h"
+#include "core/state/chance/dynamic8_chance_avx2.h"

@@ -425,4 +425,4 @@ LB_HD void quantize_block(Dynamic8Unsigned, const float* x, const BlockScale& s,
 
 }  // namespace lowbit
 
-#include "core/state/dynamic8_chance_avx512.h"
+#include "core/state/chance/dynamic8_chance_avx512.h"

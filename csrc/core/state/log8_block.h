@@ -14,8 +14,8 @@
 // Included by log8.h, at its end, and by nothing else.
 #pragma once
 
-#include "core/state/chance_vector.h"
-#include "core/state/stochastic.h"
+#include "core/state/chance/chance_vector.h"
+#include "core/state/chance/stochastic.h"
 #include "core/state/turns.h"
 #if defined(__AVX512F__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #include "core/vector_avx512.h"

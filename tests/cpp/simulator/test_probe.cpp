@@ -1,5 +1,5 @@
 // The stand-ins of arithmetic.cuh, which the emulator runs, against the PTX that replaces them.
-#include "cuda_emulator.h"
+#include "cuda/cuda_emulator.h"
 
 #include "simulator/probe.cu"
 

@@ -1,3 +1,0 @@
-#define LOWBIT_ISA "avx2"
-#define LOWBIT_LOWRANK kLowRankAvx2
-#include "cpu/lowrank_kernels.inl"

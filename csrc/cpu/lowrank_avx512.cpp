@@ -1,3 +1,0 @@
-#define LOWBIT_ISA "avx512"
-#define LOWBIT_LOWRANK kLowRankAvx512
-#include "cpu/lowrank_kernels.inl"

@@ -1,3 +1,0 @@
-#define LOWBIT_ISA "avx2"
-#define LOWBIT_MATMUL kMatmulAvx2
-#include "cpu/matmul_kernels.inl"

@@ -1,3 +1,0 @@
-#define LOWBIT_ISA "avx512"
-#define LOWBIT_MATMUL kMatmulAvx512
-#include "cpu/matmul_kernels.inl"

@@ -1,0 +1,3 @@
+#define LOWBIT_ISA "baseline"
+#define LOWBIT_LOWRANK kLowRankBaseline
+#include "cpu/matrices/lowrank_kernels.inl"

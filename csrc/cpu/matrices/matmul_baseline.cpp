@@ -1,0 +1,3 @@
+#define LOWBIT_ISA "baseline"
+#define LOWBIT_MATMUL kMatmulBaseline
+#include "cpu/matrices/matmul_kernels.inl"
