@@ -302,9 +302,10 @@ def _ours(
         for _, lay in layouts
     )
     held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
-    note = ""
-    if any(group["full_precision"] is True for group in opt.param_groups):
-        note = "embeddings or heads keep float32 state, as asked"
+    note, wide = "", [group["full_precision"] is True for group in opt.param_groups]
+    if any(wide):
+        which = "all parameters" if all(wide) else "embeddings or heads"
+        note = f"{which} keep float32 state, as asked"
     averages, kept = _averages([w for w, _ in layouts], ranks, ema) if ema else ((), 0)
     return Footprint(_title(opt), held, grads, state, saved + whole + kept, note, averages)
 

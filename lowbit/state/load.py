@@ -15,7 +15,7 @@ import torch
 from lowbit import sharding
 from lowbit.config.arguments import STRUCTURE
 from lowbit.config.hints import outside
-from lowbit.config.overrides import clean_name
+from lowbit.config.overrides import clean_name, matched
 from lowbit.state import choose
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
@@ -114,10 +114,15 @@ def _say_what_is_quantized(
     Args:
         coded: the saved key and the name of each parameter with coded state.
     """
-    kept = {
-        key: group.get("full_precision") or () for group in saved_groups for key in group["params"]
-    }
-    if wide := [name or key for key, name in coded if choose.names_full_precision(name, kept[key])]:
+    group_of = {key: group for group in saved_groups for key in group["params"]}
+
+    def kept(key: Any, name: str | None) -> bool:
+        group = group_of[key]
+        options = (group.get("overrides") or {}).get(matched(group, name, key), {})
+        named = options.get("full_precision", group.get("full_precision"))
+        return choose.names_full_precision(name, named or ())
+
+    if wide := [name or key for key, name in coded if kept(key, name)]:
         warnings.warn(
             f"the saved groups keep float32 state for {some(wide)}, and this optimizer's do not: "
             "it was converted to their format. To keep float32, build the optimizer with "

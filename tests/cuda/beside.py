@@ -169,7 +169,7 @@ def assert_bits_under_fsdp2(device):
 
 
 def assert_lanes(device, monkeypatch):
-    """Steps run in one lane that is not the training loop's; what has no gradient yet waits."""
+    """Every parameter's step runs in one lane, which is not the training loop's."""
     machine, seen, launch = of(device), [], Step.launch
 
     def noted(step):

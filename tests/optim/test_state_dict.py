@@ -194,6 +194,18 @@ def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tied, tmp_p
         assert float(fresh.state[net.tokens.weight]["step"]) == 4
 
 
+@pytest.mark.parametrize("wide", [True, False])
+def test_overrides_decide_what_was_kept_in_float32(wide):
+    """As they did where it was saved: they go before the group's `full_precision`."""
+    overrides = lowbit.override("tokens.*", full_precision=wide)
+    net, opt = words_trained(1, full_precision=not wide, overrides=overrides)
+    assert ("exp_avg" in opt.state[net.tokens.weight]) == wide
+    fresh = lowbit.AdamW(lowbit.param_groups(net))
+    names = "'tokens.weight'" if wide else "'body.weight', 'head.weight'"
+    with pytest.warns(UserWarning, match=f"keep float32 state for {names}, and"):
+        fresh.load_state_dict(opt.state_dict())
+
+
 def test_groups_of_embeddings_have_no_key_that_others_lack():
     """A checkpoint of an optimizer without them loads by plain `dcp.load`."""
     net, opt = words_trained(1)

@@ -106,6 +106,14 @@ RULES = {
 }
 
 
+def test_a_note_says_which_parameters_keep_float32_as_asked():
+    notes = [
+        lowbit.estimate(Model(), **asked)["lowbit"].note.partition(" keep ")[0]
+        for asked in ({}, {"heads": "float32"}, {"full_precision": True})
+    ]
+    assert notes == ["", "embeddings or heads", "all parameters"]
+
+
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_state_is_what_the_optimizer_holds_after_a_step(rule, tied):

@@ -69,3 +69,8 @@ def test_a_script_that_does_not_end_is_an_error_and_the_next_one_runs(tmp_path):
     with pytest.raises(AssertionError, match=r"no end within 0\.5 s"):
         launch.run(script(tmp_path, "import time; time.sleep(600)"), 0, timeout=0.5)
     assert launch.run(script(tmp_path, "print('next')"), 0) == "next\n"
+
+
+def test_a_module_that_cannot_be_imported_is_an_error_and_says_so(tmp_path):
+    with pytest.raises(AssertionError, match=r"imports \('no_such_module',\) has ended"):
+        launch.run(script(tmp_path, ""), 0, imported=("no_such_module",))

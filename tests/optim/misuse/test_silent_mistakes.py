@@ -61,6 +61,13 @@ def load_after_float32_weights():
     opt.load_state_dict(saved)
 
 
+def load_float32_into_8_bits():
+    model = net()
+    wide = lowbit.AdamW(model.named_parameters(), full_precision=["0.*"])
+    wide.init_state()
+    lowbit.AdamW(model.named_parameters()).load_state_dict(wide.state_dict())
+
+
 # Mistake -> (what is raised, or warned of; what the message must say).
 MISTAKES = {
     "a pattern of a name that is not there": (
@@ -153,6 +160,14 @@ MISTAKES = {
         (
             r"no correction bits for the weights, so those of the optimizer are cleared.*load the "
             r"optimizer first"
+        ),
+    ),
+    "float32 state loaded into 8 bits": (
+        load_float32_into_8_bits,
+        UserWarning,
+        (
+            r"^the saved groups keep float32 state for '0.weight', .* was converted to their "
+            r"format.*embeddings='float32'.*full_precision="
         ),
     ),
     "other shapes": (

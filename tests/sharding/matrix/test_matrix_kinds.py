@@ -1,7 +1,8 @@
 """Kinds of checkpoints under each wrapper: the last table of docs/sharding-matrix.md.
 
 A cell is "same bits" if what the row above saved, by the same kind of state dict and files, loads
-with the bytes of one process, also after 2 more steps, and what is saved here loads in one process.
+with the bytes of one process, also after 2 more steps, and what is saved here loads in one process:
+each kind from every third row, and with LOWBIT_WHOLE=1 from all.
 
     LOWBIT_RECORD=1 python -m pytest tests/sharding/matrix/test_matrix_kinds.py    # kinds.json
 """

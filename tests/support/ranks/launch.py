@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import gc
 import importlib
 import json
@@ -92,17 +91,17 @@ def _serve(imported: list[str]) -> None:
         print(json.dumps(_wait(children)), flush=True)
 
 
-@functools.cache
-def _server(
-    imported: tuple[str, ...], environment: tuple[tuple[str, str], ...]
-) -> subprocess.Popen:
-    """Of this process of pytest."""
+# Of this process of pytest, by what they have imported and the environment in which they did.
+_servers: dict[Any, subprocess.Popen] = {}
+
+
+def _started(imported: tuple[str, ...], environment: dict[str, str]) -> subprocess.Popen:
     server = subprocess.Popen(
         [sys.executable, "-m", __name__, *imported],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
-        env=importing_tests(OMP_NUM_THREADS="1", **dict(environment)),
+        env=importing_tests(**{**environment, "OMP_NUM_THREADS": "1"}),
         start_new_session=True,
     )
     atexit.register(_end, server)
@@ -160,16 +159,19 @@ def run(
             "out": out.name,
             "err": err.name,
         }
-        server = _server(imported, tuple(environment.items()) if imported else ())
+        given = environment if imported else {}
+        key = imported, tuple(sorted(given.items()))
+        server = _servers.get(key) or _servers.setdefault(key, _started(imported, given))
         assert server.stdin and server.stdout
         print(json.dumps(job), file=server.stdin, flush=True)
         ready, _, _ = select.select([server.stdout], [], [], timeout)
         answer = server.stdout.readline() if ready else ""
         printed, errors = out.read(), err.read()
     if not answer:
-        _end(server)
-        _server.cache_clear()
-        raise AssertionError(f"{script}: no end within {timeout} s\n{errors[-4000:]}")
+        _end(_servers.pop(key))
+        late = f"no end within {timeout} s"
+        why = f"the process that imports {imported} has ended" if ready else late
+        raise AssertionError(f"{script}: {why}\n{errors[-4000:]}")
     codes = json.loads(answer)
     assert not any(codes.values()), f"{script}: {codes}\n{(printed + errors)[-4000:]}"
     return printed

@@ -1,5 +1,6 @@
 """torchrun, with its options, whose ranks are forks of a process that has imported torch and
-lowbit: a start of them takes seconds of a core in each. A script imports nothing beside it.
+lowbit: a start of them takes seconds of a core in each. The script's own folder is not on the path,
+so it cannot import what lies there.
 """
 
 import importlib
