@@ -28,7 +28,7 @@ from lowbit.config.arguments import STRUCTURE
 from lowbit.config.hints import outside
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
-from lowbit.state.load import load_by_param
+from lowbit.state.load import load_by_param, say_what_is_quantized
 from lowbit.state.settings import agreed
 
 
@@ -63,8 +63,8 @@ def load_optimizer(
             "generator" or "optimizers.0"; "" is the top. None (default) loads the only one.
         storage_options: what fsspec opens a URL with, such as `{"endpoint_url": ...}`.
 
-    Warns as `load_state_dict` does: of a checkpoint without state, and of settings in which the
-    groups that come together here differ.
+    Warns as `load_state_dict` does: of a checkpoint without state, of float32 state that is
+    quantized here, and of settings in which the groups that come together here differ.
 
     Raises:
         TypeError: `opt` is no optimizer of lowbit, `path` no path, or `optimizer` no text.
@@ -117,7 +117,25 @@ def load_optimizer(
                 f"{error}; {path} numbers its parameters, and they were taken in this optimizer's "
                 f"order{advice}"
             ) from error
+        _say_what_is_quantized(opt, checkpoint, params)
     checkpoint.finish()
+
+
+def _say_what_is_quantized(
+    opt: LowbitOptimizer, checkpoint: Checkpoint, params: Sequence[Param | None]
+) -> None:
+    """As `load_state_dict` does, by the groups of the checkpoint."""
+    number_of = {id(param): i for i, param in enumerate(checkpoint.params)}
+    groups = [{**group.settings, "params": group.params} for group in checkpoint.model.groups]
+    known = {i for group in groups for i in group["params"]}
+    coded = [
+        (number_of[id(param)], name)
+        for (_, _, name, _), (_, _, layout), param in zip(
+            opt.members(), opt.laid_out(), params, strict=True
+        )
+        if param is not None and any(slot.coded for slot in layout.slots)
+    ]
+    say_what_is_quantized([each for each in coded if each[0] in known], groups)
 
 
 def _exists(path: bytes) -> bool:

@@ -86,7 +86,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
                 raise ValueError(f"parameter {names[p]!r}: {error}") from None
             converted.append((p, convert, in_place))
             coded += [(key, names[p])] if any(slot.coded for slot in lay.slots) else []
-    _say_what_is_quantized(coded, state_dict["param_groups"])
+    say_what_is_quantized(coded, state_dict["param_groups"])
     known = set(ids)
     if not converted:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
@@ -106,7 +106,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         post_hook(opt)
 
 
-def _say_what_is_quantized(
+def say_what_is_quantized(
     coded: Sequence[tuple[Any, str | None]], saved_groups: Sequence[Mapping[str, Any]]
 ) -> None:
     """Warns of parameters whose state is coded here, and which the saved groups keep in float32.
@@ -125,7 +125,7 @@ def _say_what_is_quantized(
     if wide := [name or key for key, name in coded if kept(key, name)]:
         warnings.warn(
             f"the saved groups keep float32 state for {some(wide)}, and this optimizer's do not: "
-            "it was converted to their format. To keep float32, build the optimizer with "
+            "it was converted to this optimizer's format. To keep float32, build the optimizer with "
             "lowbit.param_groups(model, embeddings='float32', heads='float32') for embeddings and "
             "heads, or with full_precision= by name",
             stacklevel=outside(),

@@ -163,21 +163,21 @@ def test_float32_state_of_embeddings_goes_on_in_the_new_default(way, tied, tmp_p
     for saved, chosen in ((WIDE, {}), ({}, WIDE)):
         net, opt = words_trained(3, tied=tied, **saved)
         fresh = lowbit.AdamW(lowbit.param_groups(net, **chosen), lr=1e-2)
-        if way == "state dict":
-            with warnings.catch_warnings(record=True) as said:
-                warnings.simplefilter("always")
+        path, states = tmp_path / f"{len(saved)}", {"model": net.state_dict()}
+        states["optimizer"] = opt.state_dict()
+        if way == "torch file":
+            torch.save(states, path)
+        elif way == "directory":
+            dcp.save(states, checkpoint_id=path, no_dist=True)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            if way == "state dict":
                 fresh.load_state_dict(opt.state_dict())
-            assert len(said) == (saved is WIDE), "one sentence, and only where precision is lost"
-            names = "'tokens.weight'" if tied else "'tokens.weight', 'head.weight'"
-            assert all(f"keep float32 state for {names}, and" in str(w.message) for w in said)
-        else:
-            path = tmp_path / f"{len(saved)}"
-            states = {"model": net.state_dict(), "optimizer": opt.state_dict()}
-            if way == "torch file":
-                torch.save(states, path)
             else:
-                dcp.save(states, checkpoint_id=path, no_dist=True)
-            lowbit.load_optimizer(fresh, path, model=net)
+                lowbit.load_optimizer(fresh, path, model=net)
+        assert len(said) == (saved is WIDE), "one sentence, and only where precision is lost"
+        names = "'tokens.weight'" if tied else "'tokens.weight', 'head.weight'"
+        assert all(f"keep float32 state for {names}, and" in str(w.message) for w in said)
         body, kept = opt.state[net.body.weight], fresh.state[net.body.weight]
         assert body.keys() == kept.keys() and same(body.values(), kept.values())
         for weight in (net.tokens.weight, net.head.weight):
