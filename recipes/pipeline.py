@@ -79,16 +79,6 @@ class Part(nn.Module):
                     self.add_module(name, module)
 
 
-def groups_of(part: Part) -> list[dict[str, Any]]:
-    """Embeddings and head keep full-precision state, by name: `lowbit.param_groups` of one stage
-    may take its last layer for the head.
-    """
-    groups: list[dict[str, Any]] = [{"params": []}, {"params": [], "full_precision": True}]
-    for name, p in part.named_parameters():
-        groups[name.split(".")[0] in ("tokens", "places", "head")]["params"].append((name, p))
-    return [group for group in groups if group["params"]]
-
-
 def numbers_of(schedule: str, rank: int, ranks: int, stages: int) -> list[int]:
     """The stages of a rank: in turn, or there and back under the schedules with a V."""
     count = stages // ranks
@@ -197,7 +187,7 @@ def main() -> None:
     model = make_model(depth=DEPTH).to(device)
     part, schedule = build(model, args.schedule, args.stages or mesh["stages"].size(), device, mesh)
     del model
-    opt = lowbit.AdamW(groups_of(part), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
+    opt = lowbit.AdamW(part.named_parameters(), lr=2e-3, betas=(0.9, 0.95), weight_decay=0.1)
 
     begin = load(part, opt, args.folder) if (args.folder / ".metadata").exists() else 0
     recent: list[float] = []

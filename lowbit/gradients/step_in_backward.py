@@ -78,7 +78,8 @@ def step_in_backward(
             Under FSDP2 the gradients of a unit are freed together.
 
     Returns:
-        An `InBackward`, which has `hold`, `reset`, `remove` and the attribute `norm`.
+        An `InBackward`, which has `hold`, `reset`, `remove` and the attribute `norm`. A model that
+        is not used any more is freed after `remove()` alone: torch keeps what has such hooks.
 
     Raises:
         TypeError: the optimizer belongs to another library.

@@ -86,7 +86,8 @@ def estimate(
         step_in_backward: whether gradients are freed as by `lowbit.step_in_backward`, and as by the
             others' own ways; False by default.
         waiting: of `step_in_backward(overlap=True)`: the gradients that may wait for their steps,
-            such as "256MiB"; None (default) counts none.
+            such as "256MiB"; None (default) counts none, as without overlap. Rules that reduce
+            over ranks, such as Muon, let none wait, and take less than this counts.
         micro_batch, context: sequences of a forward pass, 1 by default, and tokens of each.
         checkpointing: whether transformers recomputes each layer in the backward pass; False by
             default.

@@ -102,7 +102,7 @@ def test_on_another_number_of_ranks(whole, tmp_path):
     three go on from the checkpoint before it.
     """
     folder = tmp_path / "run"
-    with pytest.raises(AssertionError, match="{'0': 1}"):
+    with pytest.raises(AssertionError, match=r"\{'0': 1\}"):
         run(folder, kill="1:save:3", restarts=0)
     assert elastic.latest(folder) == elastic.step_folder(folder, 8)
     assert checkpoint.verify(elastic.step_folder(folder, 8))["ok"]

@@ -2,8 +2,8 @@
 never waiting.
 
 With tests/cuda/test_cuda.py: `LOWBIT_REQUIRE=cuda python -m pytest tests/cuda/test_cuda*.py`.
-Without a GPU, tests/cpp/cuda/test_cuda_lowrank.cpp and tests/cpp/cuda/test_cuda_muon.cpp run the same kernels
-on the CPU.
+Without a GPU, tests/cpp/cuda/test_cuda_lowrank.cpp and test_cuda_muon.cpp run the same kernels on
+the CPU.
 """
 
 import pytest

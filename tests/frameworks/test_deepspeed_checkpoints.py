@@ -27,7 +27,7 @@ IMPORTED = ("deepspeed", "deepspeed.runtime.zero.muon.muon_optimizer")
 
 def launched(out, what, ranks, cases=CASES):
     found = out / f"{what}.json"
-    launch.run(WORKER, ranks, found, out, what, *cases, imported=IMPORTED, **QUIET)
+    launch.run(WORKER, ranks, found, out, what, *cases, imported=IMPORTED, DS_ACCELERATOR="cpu")
     return json.loads(found.read_text())
 
 

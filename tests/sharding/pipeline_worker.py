@@ -52,7 +52,7 @@ class Run:
         mesh = pipeline.mesh_of("cpu", shards)
         self.group = mesh.get_group("stages")
         self.part, self.schedule = pipeline.build(model, schedule, stages, "cpu", mesh)
-        self.opt = RULES[rule](pipeline.groups_of(self.part), lr=1e-2, min_numel=64)
+        self.opt = RULES[rule](self.part.named_parameters(), lr=1e-2, min_numel=64)
         self.norms: list[float] = []
 
     def advance(self, begin: int, end: int) -> None:

@@ -98,7 +98,7 @@ const Fast kFast[] = {
     fast<AdamW, Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
     fast<AdamW, BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
     fast<AdamW, Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
-    // embeddings, heads, norms: full-precision state
+    // norms, biases, and what is asked to keep full-precision state
     fast<AdamW, BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
     fast<AdamW, BFloat16Nearest, BFloat16Grad, Float32State, Float32State>(),
     fast<AdamW, BFloat16Kahan, BFloat16Grad, Float32State, Float32State>(),

@@ -77,8 +77,10 @@ def _wait(children: dict[int, int]) -> dict[int, int]:
 
 
 def _serve(imported: list[str]) -> None:
-    for module in (*TORCH, "lowbit", *imported):  # with one thread: a fork loses none
+    for module in (*TORCH, "lowbit", *imported):
         importlib.import_module(module)
+    threads = len(os.listdir("/proc/self/task"))
+    assert threads == 1, f"{threads} threads, of which a fork has one: {imported}"
     gc.freeze()
     for line in sys.stdin:
         job = json.loads(line)
@@ -91,11 +93,14 @@ def _serve(imported: list[str]) -> None:
         print(json.dumps(_wait(children)), flush=True)
 
 
-# Of this process of pytest, by what they have imported and the environment in which they did.
+# Of this process of pytest, by what they have imported and the environment in which they did: one
+# without imports and one with some, which are hundreds of megabytes.
 _servers: dict[Any, subprocess.Popen] = {}
 
 
 def _started(imported: tuple[str, ...], environment: dict[str, str]) -> subprocess.Popen:
+    for key in [key for key in _servers if imported and key[0]]:
+        _end(_servers.pop(key))
     server = subprocess.Popen(
         [sys.executable, "-m", __name__, *imported],
         stdin=subprocess.PIPE,
