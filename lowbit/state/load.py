@@ -125,9 +125,9 @@ def say_what_is_quantized(
     if wide := [name or key for key, name in coded if kept(key, name)]:
         warnings.warn(
             f"the saved groups keep float32 state for {some(wide)}, and this optimizer's do not: "
-            "it was converted to this optimizer's format. To keep float32, build the optimizer with "
-            "lowbit.param_groups(model, embeddings='float32', heads='float32') for embeddings and "
-            "heads, or with full_precision= by name",
+            "it was converted to this optimizer's format. To keep float32, build the optimizer "
+            "with lowbit.param_groups(model, embeddings='float32', heads='float32') for embeddings "
+            "and heads, or with full_precision= by name",
             stacklevel=outside(),
         )
 
