@@ -166,8 +166,8 @@ MISTAKES = {
         load_float32_into_8_bits,
         UserWarning,
         (
-            r"^the saved groups keep float32 state for '0.weight', .* was converted to their "
-            r"format.*embeddings='float32'.*full_precision="
+            r"^the saved groups keep float32 state for '0.weight', .* was converted to this "
+            r"optimizer's format.*embeddings='float32'.*full_precision="
         ),
     ),
     "other shapes": (
