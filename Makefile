@@ -46,19 +46,20 @@ run: setup  ## the demonstration: trains, inspects, reshards, resumes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) recipes/demo.py
 
 PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest
-TWO_AT_A_TIME := --numprocesses=2 --dist=loadfile --no-loadscope-reorder
+AT_A_TIME = --numprocesses=$(1) --dist=loadfile --no-loadscope-reorder
 
 # A minute once built: of the Python tests those that do not say they are slow, and neither C++ tests nor frameworks.
 check: setup $(VENV)/tests lint  ## before a commit: format, lint, types, layering, the fast tests
-	@$(PYTEST) $(TWO_AT_A_TIME) -m "not slow"
+	@$(PYTEST) $(call AT_A_TIME,2) -m "not slow"
 
 # make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
 # make test MARK= also those that take half a minute each (pytest.mark.long, planted mistakes in kernels), make test MARK=slow what `make check` leaves out: CI runs all.
 MARK = not long
+# Three at a time on two cores: many wait for ranks, files and each other.
 ifeq ($(T),)
 test: programs $(VENV)/tests  ## builds and runs the tests; MARK=: all; T=FILE[::NAME] or T=C++_TEST: some
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2 $(if $(findstring not long,$(MARK)),--exclude-regex mutations)
-	@$(PYTEST) $(TWO_AT_A_TIME) --durations=20 $(if $(MARK),-m "$(MARK)")
+	@$(PYTEST) $(call AT_A_TIME,3) --durations=20 $(if $(MARK),-m "$(MARK)")
 else ifneq ($(wildcard $(firstword $(subst ::, ,$(T)))),)
 test: setup $(VENV)/tests
 	@$(PYTEST) $(T)
@@ -105,7 +106,7 @@ soak: setup $(VENV)/tests  ## checkpoints of a run that is disturbed at random h
 
 # pytest.mark.product and whole: every cell of what CI covers by pairs or by a third (LOWBIT_WHOLE).
 matrix: setup $(VENV)/tests  ## whole products of rules, formats, wrappers and dialects
-	@LOWBIT_WHOLE=1 $(PYTEST) $(TWO_AT_A_TIME) -m product
+	@LOWBIT_WHOLE=1 $(PYTEST) $(call AT_A_TIME,2) -m product
 
 # The CUDA kernels, emulated, under the thread sanitizer: no two threads of a block race.
 races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
