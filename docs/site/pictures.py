@@ -99,6 +99,12 @@ def panel(figure: Figure, bottom: float, height: float, left: float = 0.04) -> A
     return axes
 
 
+def without_scale(axes: Axes) -> None:
+    """For bars with their numbers beside them."""
+    axes.spines["bottom"].set_visible(False)
+    axes.set_xticks([])
+
+
 def heading(figure: Figure, title: str, below: str = "") -> None:
     """Two lines at the top left."""
     tall = figure.get_figheight()

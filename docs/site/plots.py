@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.text import Annotation
-from pictures import INK, heading, panel, picture
+from pictures import INK, heading, panel, picture, without_scale
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
@@ -49,8 +49,7 @@ def memory_of(axes: Axes, model: str, rows: Sequence[str]) -> None:
         behind(axes, begin, -at, gib, weight)
     axes.set_xlim(0, most * 1.22)
     axes.set_ylim(-len(rows) + 0.55, 0.75)
-    axes.spines["bottom"].set_visible(False)
-    axes.set_xticks([])
+    without_scale(axes)
 
 
 def behind(axes: Axes, x: float, y: float, text: str, weight: str, points: float = 4) -> Annotation:
@@ -385,8 +384,7 @@ def ema() -> None:
         axes.axvline(1, color=INK.muted, lw=1, ls=(0, (3, 3)), zorder=0)
         axes.set_xlim(0, 7.6)
         axes.set_ylim(y + 1.2, 1.4)
-        axes.spines["bottom"].set_visible(False)
-        axes.set_xticks([])
+        without_scale(axes)
 
 
 PICTURES: dict[str, Callable[[], None]] = {

@@ -7,7 +7,7 @@ import re
 import statistics
 from collections.abc import Callable
 
-from pictures import INK, heading, panel, picture
+from pictures import INK, heading, panel, picture, without_scale
 from plots import RESULTS, ROOT, behind
 
 # Saves and loads
@@ -46,8 +46,7 @@ def storage() -> None:
             axes.axvline(1, color=INK.muted, lw=1, ls=(0, (3, 3)))
             axes.set_xlim(0, 2.75)
             axes.set_ylim(y + 0.9, 1.1)
-            axes.spines["bottom"].set_visible(False)
-            axes.set_xticks([])
+            without_scale(axes)
 
 
 # Many threads
@@ -140,8 +139,7 @@ def speed_gpu() -> None:
             behind(axes, ms, -at, f"{ms:.2f} ms", weight)
         axes.set_xlim(0, 9.3)
         axes.set_ylim(-len(GPU) + 0.6, 0.75)
-        axes.spines["bottom"].set_visible(False)
-        axes.set_xticks([])
+        without_scale(axes)
 
 
 def speed_cpu() -> None:
@@ -247,8 +245,7 @@ def exact() -> None:
             behind(axes, found[name][1], -at, f"{found[name][1]:.2f}", weight)
         axes.set_xlim(0, 2.3)
         axes.set_ylim(-len(MEANS) + 0.6, 0.75)
-        axes.spines["bottom"].set_visible(False)
-        axes.set_xticks([])
+        without_scale(axes)
 
 
 PICTURES: dict[str, Callable[[], None]] = {
