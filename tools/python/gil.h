@@ -1,15 +1,32 @@
 // Releases and takes Python's lock.
 #pragma once
 
+#include <unistd.h>
+
 #include "python/object.h"
 
 namespace lowbit::ckpt::python {
+
+/// `take` takes Python's lock. An interpreter that is shutting down never gives it to this thread: before 3.14 CPython
+/// ends the thread instead (pthread_exit), which unwinds its frames, and a destructor on the way, or a std::thread that
+/// nobody has joined, ends the process with "terminate called without an active exception". So the thread sleeps until
+/// the process is gone, as it does from 3.14 on.
+template <typename Take>
+auto take_lock(Take take) noexcept {
+  try {
+    return take();
+  } catch (...) {
+    while (true) pause();
+  }
+}
 
 /// While it lives, other threads of Python run, and this one touches no object.
 class Released {
  public:
   Released() : state_(PyEval_SaveThread()) {}
-  ~Released() { PyEval_RestoreThread(state_); }
+  ~Released() {
+    take_lock([this] { PyEval_RestoreThread(state_); });
+  }
   Released(const Released&) = delete;
   Released& operator=(const Released&) = delete;
 
@@ -20,7 +37,7 @@ class Released {
 /// While it lives, this thread may touch objects; it had released the lock, or never had it.
 class Held {
  public:
-  Held() : state_(PyGILState_Ensure()) {}
+  Held() : state_(take_lock(PyGILState_Ensure)) {}
   ~Held() { PyGILState_Release(state_); }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;
