@@ -3,9 +3,10 @@ checkpoint must have the bytes of the undisturbed run at its step.
 
     python -m tests.soak --minutes 60 --log build/soak.log
 
-A round goes on from the last checkpoint on another number of ranks, under another instruction set,
-and is killed, or one of its ranks is; or a rank is late, a save is asynchronous, a save meets a
-full disk, or lowbit-ckpt reshards what lies there.
+A round goes on from the last checkpoint on another number of ranks, under another instruction set.
+It is killed, or one of its ranks is; a rank is late, or is stopped for a while at any place; a save
+is asynchronous, meets a full disk, or a disk that takes its time; or lowbit-ckpt reshards what lies
+there, or converts it to another container and back.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ import torch
 import lowbit
 from tests.soak import worker
 
-EVENTS = ["none", "kill", "kill one", "late", "async", "full", "reshard"]
+EVENTS = ["none", "kill", "kill one", "late", "stop", "async", "full", "slow", "reshard", "convert"]
+CONTAINERS = ("dcp", "torch", "safetensors")
 RANKS = (1, 2, 3)
 STEPS = 6
 TIMEOUT = 240  # seconds of a round
@@ -108,6 +110,8 @@ def run_round(
                 each.send_signal(signal.SIGKILL)
             time.sleep(0.5)
         else:
+            if event == "stop":
+                stop_for_a_while(running, chance)
             for each in running:
                 said, _ = each.communicate(timeout=TIMEOUT)
                 if each.returncode != 0:
@@ -129,6 +133,18 @@ def wait_for_a_save(first: subprocess.Popen[str]) -> None:
             return
 
 
+def stop_for_a_while(running: list[subprocess.Popen[str]], chance: random.Random) -> None:
+    """Stops a rank and lets it go on, some times: no signal that it could see, as on a machine that
+    swaps or a disk that hangs.
+    """
+    for _ in range(chance.randrange(2, 6)):
+        time.sleep(chance.random())
+        one = chance.choice(running)
+        one.send_signal(signal.SIGSTOP)
+        time.sleep(chance.random())
+        one.send_signal(signal.SIGCONT)
+
+
 def check(rule: str, path: str, reference: Reference) -> int:
     """The step of the checkpoint; raises where it is not what the undisturbed run had then."""
     done = subprocess.run(["lowbit-ckpt", "verify", path], capture_output=True, text=True)
@@ -140,10 +156,20 @@ def check(rule: str, path: str, reference: Reference) -> int:
     return number
 
 
-def reshard(path: str, ranks: int) -> None:
-    made = f"{path}-resharded"
-    command = ["lowbit-ckpt", "reshard", path, made, "--world-size", str(ranks)]
-    subprocess.run(command, check=True, capture_output=True)
+def tool(*words: str) -> None:
+    done = subprocess.run(["lowbit-ckpt", *words], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def replace(path: str, event: str, ranks: int, chance: random.Random) -> None:
+    """What lies there, as lowbit-ckpt writes it for other ranks, or by way of another container."""
+    made, between = f"{path}-made", f"{path}-between"
+    if event == "reshard":
+        tool("reshard", path, made, "--world-size", str(ranks))
+    else:
+        tool("convert", path, between, "--container", chance.choice(CONTAINERS))
+        tool("convert", between, made, "--container", "dcp", "--world-size", str(ranks))
+        shutil.rmtree(between) if os.path.isdir(between) else os.remove(between)
     shutil.rmtree(path)
     os.rename(made, path)
 
@@ -168,8 +194,8 @@ def soak(seconds: float, seed: int, log: TextIO) -> Counter[str]:
                 rule, event = chance.choice(list(worker.RULES)), chance.choice(events)
                 ranks, isa = chance.choice(RANKS), chance.choice(isas)
                 path = os.path.join(folder, rule.replace(" ", "-"))
-                if event == "reshard" and os.path.exists(path):
-                    reshard(path, ranks)
+                if event in ("reshard", "convert") and os.path.exists(path):
+                    replace(path, event, ranks, chance)
                 else:
                     run_round(rule, event, path, ranks, isa, full, chance)
                 number = check(rule, path, references[rule])

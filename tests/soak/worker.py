@@ -77,10 +77,23 @@ def fails_on_a_full_disk(state: dict[str, Any], folder: str) -> None:
     raise AssertionError("a save to a full disk succeeded")
 
 
+def slow_disk(chance: random.Random) -> None:
+    """From here on what reaches the disk takes its time, another one on each rank."""
+    sync = os.fsync
+
+    def slow(file: int) -> None:
+        time.sleep(chance.random() * 0.5)
+        sync(file)
+
+    os.fsync = slow
+
+
 def main(rule: str, event: str, path: str, steps: int, seed: int, full: str) -> None:
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     rank, chance = dist.get_rank(), random.Random(seed)
+    if event == "slow":
+        slow_disk(random.Random(seed + rank))
     model, opt = build(rule, init_device_mesh("cpu", (dist.get_world_size(),)))
     readers = [lowbit.checkpoint.Reader, dcp.FileSystemReader]
     number = load(model, opt, path, chance.choice(readers)) if os.path.exists(path) else 0
