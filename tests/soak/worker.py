@@ -19,6 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import distribute_tensor
 
 import lowbit
+from tests.support.ranks.leaving import leave
 
 SAVED = 2  # a save after so many steps
 RULES: dict[str, Any] = {
@@ -112,7 +113,8 @@ def main(rule: str, event: str, path: str, steps: int, seed: int, full: str) -> 
                 dcp.save(content(model, opt, number), storage_writer=writer)
             if rank == 0:
                 print("saved", number, flush=True)
-    dist.destroy_process_group()
+    del model, opt
+    leave()
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from tests.support.ranks.resume_worker import digests, train, wrapped
 SHAPES = [(48, 200), (200, 48), (77, 130), (130, 77), (2, 300), (4, 24, 40), (3 * 32, 64), (50,)]
 QKV = SHAPES.index((96, 64))
 STEPS = 4
-# Of the grid: beyond one block of a product in every direction, uneven, a batch of pairs, fused QKV.
+# Of the grid: beyond one block of a product in every direction, uneven, a batch, a fused QKV.
 GRID = [(272, 1040), (1040, 272), (77, 1000), (1000, 77), (4, 96, 160), (3 * 128, 128)]
 LARGE_STEPS, GRID_STEPS = 2, 10  # the two large matrices take most of the time
 # The dimension that tensor parallelism cuts of each: columns, rows, rows of a batch's matrices.
