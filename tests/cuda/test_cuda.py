@@ -22,18 +22,11 @@ from tests.sharding.test_cut import (
 )
 from tests.support.graphs import captured
 from tests.support.plans import fresh_state, plan_row, run_step
-from tests.support.require import cuda_or_stand_in, need
+from tests.support.require import gpu
 
 pytestmark = pytest.mark.slow
 
-need(
-    "cuda",
-    torch.cuda.is_available() or cuda_or_stand_in() == "cpu",
-    "no GPU here (torch.cuda.is_available() is False); the emulator test covers the kernels",
-    module=True,
-)
-
-DEVICE = cuda_or_stand_in()
+DEVICE = gpu("; the emulator test covers the kernels")
 CATALOG = ops.catalog()
 STATE = {s["name"]: s for s in CATALOG["state"]}
 PARAM = {p["name"]: p for p in CATALOG["param"]}
