@@ -5,6 +5,7 @@
 
 #include "core/half.h"
 #include "core/param/bfloat16.h"
+#include "core/types.h"
 
 namespace lowbit {
 
@@ -28,5 +29,7 @@ struct Float16Grad {
   LB_HD static float load(uint16_t stored) { return half_to_float(stored); }
   LB_HD static uint16_t nearest(float x) { return half_nearest(x); }
 };
+
+using GradFormats = Types<Float32Grad, BFloat16Grad, Float16Grad>;
 
 }  // namespace lowbit

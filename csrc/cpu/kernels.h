@@ -79,25 +79,33 @@ using AddBinsFn = void (*)(uint64_t* words, const float* x, int n, int width);
 using MeanBinsFn = void (*)(const uint64_t* words, float* means, int n, int width, int64_t divisor,
                             bool odd);
 
-struct Kernels {
-  static constexpr int kMax = 96;  // registered formats or rules of one kind
-  const char* isa;
-  LoadGradFn load_grad[kMax];
-  LoadFn load_param[kMax];
-  StoreFn store_param[kMax];
-  DequantizeFn dequantize[kMax];
-  ScaleFn scale[kMax];  // null if the format has no scale
-  QuantizeFn quantize[kMax];
-  DequantizeGivenFn dequantize_given[kMax];  // null if the format's scale needs more than a maximum
-  QuantizeGivenFn quantize_given[kMax];
-  UpdateFn update[kMax];
-  MeasureFn measure[kMax];  // null if the rule has no rounds
+constexpr int kMaxKernels = 96;  // registered formats or rules of one kind
+
+/// What does not depend on state formats or rules.
+struct ValueKernels {
+  LoadGradFn load_grad[kMaxKernels];
+  LoadFn load_param[kMaxKernels];
+  StoreFn store_param[kMaxKernels];
   DrawFn draw;
   AddFn add;
   AddColumnsFn add_columns;
   AbsmaxFn absmax;
   AddBinsFn add_bins;
   MeanBinsFn mean_bins;
+};
+struct StateKernels {
+  DequantizeFn dequantize[kMaxKernels];
+  ScaleFn scale[kMaxKernels];  // null if the format has no scale
+  QuantizeFn quantize[kMaxKernels];
+  DequantizeGivenFn dequantize_given[kMaxKernels];  // null if the scale needs more than a maximum
+  QuantizeGivenFn quantize_given[kMaxKernels];
+};
+struct RuleKernels {
+  UpdateFn update[kMaxKernels];
+  MeasureFn measure[kMaxKernels];  // null if the rule has no rounds
+};
+struct Kernels : ValueKernels, StateKernels, RuleKernels {
+  const char* isa = "";
 };
 
 /// Finds scales and writes codes of any number of values, kMaxBlocks blocks at a time.
@@ -109,9 +117,9 @@ inline void quantize_run(const Kernels& kernel, int format, const float* x, void
   kernel.quantize[format](x, codes, scales, block, n, nullptr);
 }
 
-extern const Kernels kKernelsBaseline;
-extern const Kernels kKernelsAvx2;  // each where it is compiled: LOWBIT_AVX2, ...
-extern const Kernels kKernelsAvx512;
-extern const Kernels kKernelsAvx512Vbmi;
+// Each where it is compiled: LOWBIT_AVX2, ...
+extern const ValueKernels kValuesBaseline, kValuesAvx2, kValuesAvx512;
+extern const StateKernels kStatesBaseline, kStatesAvx2, kStatesAvx512, kStatesAvx512Vbmi;
+extern const RuleKernels kRulesBaseline, kRulesAvx2, kRulesAvx512;
 
 }  // namespace lowbit::cpu

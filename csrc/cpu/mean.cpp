@@ -3,8 +3,8 @@
 #include <cstring>
 
 #include "catalog/catalog.h"
+#include "core/grad.h"
 #include "core/mean_bins.h"
-#include "core/registry.h"
 
 namespace lowbit::cpu {
 namespace {

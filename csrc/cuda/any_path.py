@@ -35,7 +35,8 @@ from usual_path import (
 )
 
 JUMP_TABLES = 100  # from this architecture on
-REGISTRY = Path(__file__).parents[1] / "core" / "registry.h"
+CORE = Path(__file__).parents[1] / "core"
+REGISTRY = ("grad.h", "param/registry.h", "state/registry.h", "update/registry.h")
 VALUES = 8  # of a lane
 SHUFFLE, WIDE_PRODUCT = 0x189, 0x025
 SHUFFLES = 10  # for the largest and the smallest magnitude of a block
@@ -160,11 +161,10 @@ class Unexpected(Exception):
 
 def registered(name: str) -> list[str]:
     """The types of a list of the registry, in its order."""
-    found = re.search(
-        rf"using {name} =\s*Types<(.*?)>;\n", REGISTRY.read_text(encoding="utf-8"), re.DOTALL
-    )
+    lists = "".join((CORE / file).read_text(encoding="utf-8") for file in REGISTRY)
+    found = re.search(rf"using {name} =\s*Types<(.*?)>;\n", lists, re.DOTALL)
     if found is None:
-        raise Unexpected(f"{REGISTRY} has no list {name}")
+        raise Unexpected(f"{CORE / 'registry.h'} has no list {name}")
     return [word.strip() for word in found[1].split(",")]
 
 

@@ -21,11 +21,11 @@ import torch.distributed.checkpoint as dcp
 from lowbit import checkpoint
 from tests.checkpoint.storage import shared_reads_worker
 from tests.support.files import megatron
+from tests.support.peers.files import TOOL
 from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 
-TOOL = shutil.which("lowbit-ckpt") or ""
 HIDDEN = ".out.partial-pieces"
 SHAPES = [(512, 300), (7, 40), (1000,), (), (64, 64, 9), (0, 4), (3, 5)]
 

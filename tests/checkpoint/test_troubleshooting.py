@@ -4,7 +4,6 @@ tests/ckpt and tests/optim have those of its other sections.
 
 import datetime
 import re
-import shutil
 import subprocess
 import threading
 
@@ -19,7 +18,7 @@ from lowbit.checkpoint.storage.group_names import check_group_names
 from lowbit.checkpoint.storage.partial_folder import PartialFolder
 from lowbit.checkpoint.storage.state_samples import check_state_samples
 from tests.support.paths import ROOT
-from tests.support.require import need
+from tests.support.peers.files import TOOL, need_tool
 
 
 def stepped(*groups):
@@ -83,10 +82,9 @@ def options(folder):
 
 
 def url(folder):
-    tool = shutil.which("lowbit-ckpt")
-    need("ckpt", tool is not None, "lowbit-ckpt is not on PATH")
+    need_tool()
     done = subprocess.run(
-        [tool, "inspect", "s3://bucket/run"], capture_output=True, text=True, timeout=600
+        [TOOL, "inspect", "s3://bucket/run"], capture_output=True, text=True, timeout=600
     )
     raise ValueError(done.stderr.removeprefix("lowbit-ckpt: ").strip())
 

@@ -3,8 +3,6 @@ as overrides= and full_precision= do.
 """
 
 import fnmatch
-import pathlib
-import shutil
 
 import pytest
 import torch
@@ -12,13 +10,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowbit import checkpoint
-from tests.support.paths import ROOT
-from tests.support.require import need
+from tests.support.peers.files import need_tool
 
 pytestmark = pytest.mark.slow
 
-TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
-need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
+need_tool()
 ALPHABET = "ab.-]^!é界*[?"  # a backslash is shown as two
 NAMES = sorted(
     {a + b for a in ALPHABET for b in ["", *ALPHABET]}

@@ -20,17 +20,12 @@ import torch.distributed.checkpoint as dcp
 from torch import nn
 
 from tests.support.paths import ROOT
+from tests.support.peers.files import TOOL, need_tool
 from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 
-TOOL = shutil.which("lowbit-ckpt") or ""
-need(
-    "ckpt",
-    bool(TOOL),
-    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-    module=True,
-)
+need_tool()
 NASTY = "</script><img src=x onerror=\"document.title='owned'\">"
 
 

@@ -23,11 +23,11 @@ from tests.ckpt.hostile.dcp import base
 from tests.ckpt.hostile.state import Save, live, put
 from tests.ckpt.hostile.write import P2, dump
 from tests.support.paths import TESTS
+from tests.support.peers.files import TOOL, need_tool
 from tests.support.require import need
 
 pytestmark = pytest.mark.long
 
-TOOL = shutil.which("lowbit-ckpt") or ""
 HOSTILE = TESTS / "ckpt" / "hostile"
 SECONDS, BYTES = 2.0, 200e6
 
@@ -83,9 +83,7 @@ def judge(case: Case, done: dict, codes: frozenset[int] | None) -> None:
 
 @pytest.fixture(scope="session")
 def commands() -> None:
-    need(
-        "ckpt", bool(TOOL), "lowbit-ckpt is not on PATH: run make where its libraries are installed"
-    )
+    need_tool()
 
 
 @pytest.mark.parametrize("case", CASES.values(), ids=str)

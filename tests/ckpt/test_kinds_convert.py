@@ -4,24 +4,17 @@ each of which stands in a table here."""
 
 import fnmatch
 import json
-import shutil
 import subprocess
 
 import pytest
 import torch
 
 from tests.support.kinds.catalog import KINDS, of, same
-from tests.support.require import need
+from tests.support.peers.files import TOOL, need_tool
 
 pytestmark = pytest.mark.product
 
-TOOL = shutil.which("lowbit-ckpt") or ""
-need(
-    "ckpt",
-    bool(TOOL),
-    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-    module=True,
-)
+need_tool()
 
 DIALECTS = ("torch", "lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit")
 CONTAINERS = {"dcp": "dcp", "torch": "torch", "legacy": "torch", "safetensors": "torch"}

@@ -1,24 +1,17 @@
 """lowbit-ckpt reshard on every kind of checkpoint of tests/support/kinds, read back by torch."""
 
-import shutil
 import subprocess
 
 import pytest
 import torch
 
 from tests.support.kinds.catalog import KINDS, flat, of, same
-from tests.support.require import need
+from tests.support.peers.files import TOOL, need_tool
 from tests.support.selection import WHOLE
 
 pytestmark = pytest.mark.product
 
-TOOL = shutil.which("lowbit-ckpt") or ""
-need(
-    "ckpt",
-    bool(TOOL),
-    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-    module=True,
-)
+need_tool()
 
 DIRECTORIES = of(container="dcp")
 ALL_TO = (1, 2, 3, 4, 7)

@@ -1,33 +1,19 @@
 """lowbit-ckpt on every kind of checkpoint of tests/support/kinds: inspected and verified."""
 
 import json
-import shutil
-import subprocess
 
 import pytest
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from tests.support.kinds.catalog import KINDS, merged_metadata, of
-from tests.support.require import need
+from tests.support.peers.files import need_tool, run
 
 pytestmark = pytest.mark.long
 
-TOOL = shutil.which("lowbit-ckpt") or ""
-need(
-    "ckpt",
-    bool(TOOL),
-    "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-    module=True,
-)
+need_tool()
 
 DIRECTORIES = of(container="dcp")
 FILES = of(container=("torch", "legacy", "safetensors"))
-
-
-def run(*arguments, code=0):
-    done = subprocess.run([TOOL, *map(str, arguments)], capture_output=True, text=True, timeout=600)
-    assert done.returncode == code, f"{arguments}: exit {done.returncode}, {done.stderr}"
-    return done
 
 
 # Inspect

@@ -1,24 +1,19 @@
 """Metadata of a cluster: 1,024 ranks and 100,000 chunks."""
 
-import shutil
 import subprocess
 import sys
 
 import pytest
 
 from tests.ckpt import large_metadata
-from tests.support.require import need
+from tests.support.peers.files import TOOL, need_tool
 
 pytestmark = pytest.mark.slow
-
-TOOL = shutil.which("lowbit-ckpt") or ""
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    need(
-        "ckpt", bool(TOOL), "lowbit-ckpt is not on PATH: run make where its libraries are installed"
-    )
+    need_tool()
     path = tmp_path_factory.mktemp("large") / "run"
     assert large_metadata.write(path) >= 100_000
     return path

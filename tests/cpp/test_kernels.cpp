@@ -207,7 +207,7 @@ void compare_quantize_dequantize(const Kernels& base, const Kernels& kernel) {
 
 void compare_loads_and_stores(const Kernels& base, const Kernels& kernel) {
   for (const Shape s : shapes()) {
-    for (int f = 0; f < Kernels::kMax && base.load_grad[f]; ++f) {
+    for (int f = 0; f < cpu::kMaxKernels && base.load_grad[f]; ++f) {
       Guarded in(kTile * 4, s.shift), a(kTile * 4, s.shift), b(kTile * 4, s.shift);
       for (int i = 0; i < kTile * 4; ++i) in.bytes()[i] = static_cast<uint8_t>(draw32());
       base.load_grad[f](in.bytes(), a.floats(), s.n),
@@ -215,7 +215,7 @@ void compare_loads_and_stores(const Kernels& base, const Kernels& kernel) {
       canonicalize(a.floats(), s.n), canonicalize(b.floats(), s.n);
       check(a.same(b) && b.whole(static_cast<size_t>(s.n) * 4), name_of(kernel, "load_grad", f, s));
     }
-    for (int f = 0; f < Kernels::kMax && base.store_param[f]; ++f) {
+    for (int f = 0; f < cpu::kMaxKernels && base.store_param[f]; ++f) {
       for (int kind = 0; kind < static_cast<int>(Kind::kCount); ++kind) {
         auto x = values(static_cast<Kind>(kind), s.n);
         if (kind == 0) {  // around the largest finite values, half the time without infinities

@@ -22,18 +22,11 @@ from tests.sharding.test_cut import (
 )
 from tests.support.graphs import captured
 from tests.support.plans import fresh_state, plan_row, run_step
-from tests.support.require import cuda_or_stand_in, need
+from tests.support.require import gpu
 
 pytestmark = pytest.mark.slow
 
-need(
-    "cuda",
-    torch.cuda.is_available() or cuda_or_stand_in() == "cpu",
-    "no GPU here (torch.cuda.is_available() is False); the emulator test covers the kernels",
-    module=True,
-)
-
-DEVICE = cuda_or_stand_in()
+DEVICE = gpu("; the emulator test covers the kernels")
 CATALOG = ops.catalog()
 STATE = {s["name"]: s for s in CATALOG["state"]}
 PARAM = {p["name"]: p for p in CATALOG["param"]}
@@ -156,6 +149,16 @@ def random_grads(run, seed, size=1e-2):
     return [torch.randn(g.shape, generator=generator).mul_(size).to(g.dtype) for g in run.grads]
 
 
+def assert_same_steps(cuda, steps):
+    cpu = cuda.to("cpu")
+    for t in range(steps):
+        grads = random_grads(cuda, t)
+        for run in (cuda, cpu):
+            run.set_grads(grads)
+            run.step()
+    assert_same(cuda, cpu)
+
+
 @pytest.mark.parametrize("grad", [torch.bfloat16, torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("param_format", list(PARAM))
 def test_twenty_steps(param_format, grad):
@@ -179,13 +182,7 @@ def test_rules_and_wide_state(rule, full_precision):
     cuda = make_run(
         rule, full_precision=full_precision, shapes=[[64, 264], [33, 77], [5, 4096], [1000]]
     )
-    cpu = cuda.to("cpu")
-    for t in range(5):
-        grads = random_grads(cuda, t)
-        for run in (cuda, cpu):
-            run.set_grads(grads)
-            run.step()
-    assert_same(cuda, cpu)
+    assert_same_steps(cuda, 5)
 
 
 @pytest.mark.parametrize("block", [32, 128, 256, 512, 2048])
@@ -200,13 +197,7 @@ def test_blocks_and_shards(block):
             param = param.view(rows, cols)
             cuda.add(param, torch.zeros_like(param), "bfloat16_stochastic", coded(), **where)
     assert any(p.data_ptr() % 16 for p in cuda.params)
-    cpu = cuda.to("cpu")
-    for t in range(4):
-        grads = random_grads(cuda, t)
-        for run in (cuda, cpu):
-            run.set_grads(grads)
-            run.step()
-    assert_same(cuda, cpu)
+    assert_same_steps(cuda, 4)
 
 
 @pytest.mark.parametrize("entry", CODED, ids=lambda e: e["name"])
@@ -224,13 +215,7 @@ def test_every_format(entry):
         formats[slot] = way
         param = torch.randn(33, 700, device=DEVICE).bfloat16()
         cuda.add(param, torch.zeros_like(param), "bfloat16_stochastic", formats, stream=i)
-    cpu = cuda.to("cpu")
-    for t in range(3):
-        grads = random_grads(cuda, t)
-        for run in (cuda, cpu):
-            run.set_grads(grads)
-            run.step()
-    assert_same(cuda, cpu)
+    assert_same_steps(cuda, 3)
 
 
 @pytest.mark.parametrize("entry", CODED, ids=lambda e: e["name"])
@@ -274,13 +259,7 @@ def test_a_thousand_tensors():
         dtype = getattr(torch, PARAM[param_format]["dtype"])
         param = torch.randn(shape, device=DEVICE).to(dtype)
         cuda.add(param, torch.zeros_like(param), param_format, formats, stream=i)
-    cpu = cuda.to("cpu")
-    for t in range(3):
-        grads = random_grads(cuda, t)
-        for run in (cuda, cpu):
-            run.set_grads(grads)
-            run.step()
-    assert_same(cuda, cpu)
+    assert_same_steps(cuda, 3)
 
 
 @pytest.mark.parametrize("name", [s["name"] for s in CATALOG["state"] if s["scaled"]])

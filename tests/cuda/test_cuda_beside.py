@@ -12,18 +12,11 @@ import lowbit
 from lowbit.optim.one_step import Step
 from tests.cuda import beside
 from tests.cuda.waiting import CYCLES, not_waited_for
-from tests.support.require import cuda_or_stand_in, need
+from tests.support.require import gpu, need
 
 pytestmark = pytest.mark.slow
 
-need(
-    "cuda",
-    torch.cuda.is_available() or cuda_or_stand_in() == "cpu",
-    "no GPU here (torch.cuda.is_available() is False)",
-    module=True,
-)
-
-DEVICE = cuda_or_stand_in()
+DEVICE = gpu()
 
 
 @pytest.mark.parametrize("memory", ["device", "pinned"])

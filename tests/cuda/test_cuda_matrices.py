@@ -12,18 +12,11 @@ import torch
 import lowbit
 from lowbit import ops
 from tests.cuda.waiting import not_waited_for
-from tests.support.require import cuda_or_stand_in, need
+from tests.support.require import gpu
 
 pytestmark = pytest.mark.slow
 
-need(
-    "cuda",
-    torch.cuda.is_available() or cuda_or_stand_in() == "cpu",
-    "no GPU here (torch.cuda.is_available() is False); the emulator tests cover the kernels",
-    module=True,
-)
-
-DEVICE = cuda_or_stand_in()
+DEVICE = gpu("; the emulator tests cover the kernels")
 LOWRANK = {
     "apollo": lambda params, **o: lowbit.APOLLO(params, rank=20, update_proj_gap=2, **o),
     "narrow": lambda params, **o: lowbit.APOLLO(params, rank=4, scale_front=True, **o),

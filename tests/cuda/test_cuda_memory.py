@@ -27,18 +27,11 @@ import lowbit
 from lowbit import ops
 from tests.cuda.waiting import not_waited_for
 from tests.support.graphs import captured
-from tests.support.require import need
+from tests.support.require import gpu
 
 pytestmark = pytest.mark.slow
 
-need(
-    "cuda",
-    torch.cuda.is_available(),
-    "no GPU here (torch.cuda.is_available() is False)",
-    module=True,
-)
-
-DEVICE = "cuda"
+DEVICE = gpu(stand_in=False)
 WAYS = [
     (lowbit.AdamW, {}),
     (lowbit.AdamW, {"state_format": "4bit"}),

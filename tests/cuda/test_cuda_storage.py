@@ -13,16 +13,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from lowbit import checkpoint
-from tests.support.require import need
+from tests.support.require import gpu
 
 pytestmark = pytest.mark.slow
 
-need(
-    "cuda",
-    torch.cuda.is_available(),
-    "no GPU here (torch.cuda.is_available() is False)",
-    module=True,
-)
+gpu(stand_in=False)
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.int64)
 

@@ -13,12 +13,12 @@ from torch import nn
 
 import lowbit
 from tests.support.paths import ROOT, for_build
+from tests.support.peers.files import TOOL, need_tool
 from tests.support.require import need
 
 pytestmark = pytest.mark.long
 
 BUILD = ROOT / "build" / "lowbit"
-TOOL = shutil.which("lowbit-ckpt")
 
 
 def run(*command, **options):
@@ -112,11 +112,7 @@ def test_python_goes_on_from_the_file(trained, replayed):
 
 
 def test_lowbit_ckpt_reads_the_file(trained):
-    need(
-        "ckpt",
-        TOOL is not None,
-        "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-    )
+    need_tool()
     printed = run(TOOL, "inspect", trained[0] / "opt.pt")
     assert "exp_avg_sq_dynamic8_unsigned_scale" in printed and "dynamic8" in printed
     run(TOOL, "verify", trained[0] / "opt.pt")
@@ -194,11 +190,7 @@ def test_what_torch_save_writes_holds_the_same_file(ruled, tmp_path):
 
 
 def test_lowbit_ckpt_reads_what_every_rule_saves(ruled):
-    need(
-        "ckpt",
-        TOOL is not None,
-        "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-    )
+    need_tool()
     rule, files, *_ = ruled
     printed = [run(TOOL, "inspect", file).replace(str(file), "") for file in files[:2]]
     assert printed[0] == printed[1] and ("dynamic8" in printed[0] or rule == "SGD, plain")

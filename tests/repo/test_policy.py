@@ -19,6 +19,7 @@ import lowbit
 from lowbit.config.overrides import clean_name
 from lowbit.state import layout
 from tests.support.paths import ROOT
+from tests.support.peers.files import TOOL, need_tool
 from tests.support.require import need
 
 pytestmark = pytest.mark.long
@@ -26,7 +27,6 @@ pytestmark = pytest.mark.long
 BUILD = ROOT / "build" / "lowbit"
 ROOM = ROOT / "csrc" / "policy"
 COMPILER = shutil.which(os.environ.get("CXX", "c++"))
-TOOL = shutil.which("lowbit-ckpt")
 NAMES = [
     "weight",
     "module.weight",
@@ -215,7 +215,7 @@ def front(folder, archive):
 
 @pytest.fixture(scope="module")
 def built():
-    need("ckpt", TOOL is not None, "lowbit-ckpt is not on PATH")
+    need_tool()
     there = COMPILER is not None and (BUILD / "liblowbit_cpu.a").exists()
     need("cpp", there, "there is no compiler, or no build folder to link from: run make setup")
 

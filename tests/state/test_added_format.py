@@ -65,7 +65,7 @@ def test_a_format_of_one_file(tmp_path):
     for part in ("CMakeLists.txt", "pyproject.toml"):
         shutil.copy(root / part, tmp_path)
     (tmp_path / "csrc/core/state/toy3.h").write_text(TOY)
-    registry = tmp_path / "csrc/core/registry.h"
+    registry = tmp_path / "csrc/core/state/registry.h"
     text = registry.read_text().replace(
         '#include "core/state/power.h"',
         '#include "core/state/power.h"\n#include "core/state/toy3.h"',

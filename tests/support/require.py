@@ -16,6 +16,14 @@ def need(thing: str, present: bool, hint: str, *, module: bool = False) -> None:
     pytest.skip(hint, allow_module_level=module)
 
 
-def cuda_or_stand_in() -> str:
-    """The device of CUDA tests: a GPU, or in a rehearsal (LOWBIT_STAND_IN=cpu) the CPU."""
-    return os.environ.get("LOWBIT_STAND_IN", "cuda")
+def gpu(covered: str = "", *, stand_in: bool = True) -> str:
+    """The device of a module's tests: a GPU, or in a rehearsal (LOWBIT_STAND_IN=cpu) the CPU.
+
+    Without a GPU the module is skipped, and `covered` says what covers it.
+    """
+    import torch
+
+    device = os.environ.get("LOWBIT_STAND_IN", "cuda") if stand_in else "cuda"
+    hint = f"no GPU here (torch.cuda.is_available() is False){covered}"
+    need("cuda", device == "cpu" or torch.cuda.is_available(), hint, module=True)
+    return device

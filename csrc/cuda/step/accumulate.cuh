@@ -5,7 +5,8 @@
 #include <vector>
 
 #include "core/accumulate.h"
-#include "core/registry.h"
+#include "core/grad.h"
+#include "core/param/registry.h"
 #include "cuda/abi.h"
 #include "cuda/launch.h"
 #include "cuda/step/step.cuh"

@@ -2,8 +2,8 @@
 // handles one element.
 #pragma once
 
+#include "core/grad.h"
 #include "core/mean_bins.h"
-#include "core/registry.h"
 #include "cuda/abi.h"
 #include "cuda/launch.h"
 #include "cuda/step/step.cuh"

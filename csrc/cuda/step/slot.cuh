@@ -1,5 +1,5 @@
 // The state of a warp that gets formats at run time: the quantizing and dequantizing kernels of
-// cpu/kernels.inl.
+// cpu/kernels/states.inl.
 //
 // A warp processes a chunk of up to 256 neighboring values of a row. The float32 values are in
 // shared memory, and a lane reads and writes only every 32nd of them. Codes of fewer than 8 bits

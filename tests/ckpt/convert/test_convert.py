@@ -5,7 +5,6 @@ byte for byte, and comes back.
 import json
 import math
 import os
-import pathlib
 import random
 import re
 import shutil
@@ -23,13 +22,11 @@ from torch.distributed.checkpoint.state_dict_loader import _load_state_dict
 import lowbit
 from lowbit.config import presets
 from tests.support.bits import equal
-from tests.support.paths import ROOT
-from tests.support.require import need
+from tests.support.peers.files import TOOL, need_tool
 
 pytestmark = pytest.mark.slow
 
-TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
-need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
+need_tool()
 SHAPES = {
     "wide.weight": (16, 64),
     "wide.bias": (64,),

@@ -2,8 +2,6 @@
 whatever decided its format.
 """
 
-import pathlib
-import shutil
 import subprocess
 
 import pytest
@@ -12,13 +10,11 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import lowbit
-from tests.support.paths import ROOT
-from tests.support.require import need
+from tests.support.peers.files import TOOL, need_tool
 
 pytestmark = pytest.mark.long
 
-TOOL = shutil.which("lowbit-ckpt") or str(ROOT / "build/tool/tools/lowbit-ckpt")
-need("ckpt", pathlib.Path(TOOL).exists(), "lowbit-ckpt is not on PATH", module=True)
+need_tool()
 SHAPES = {
     "embed.weight": (96, 64),
     "up.weight": (64, 130),

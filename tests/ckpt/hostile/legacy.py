@@ -84,9 +84,57 @@ add(
     torch=None,
     about="torch allocates 32 GiB before it reads.",
 )
-add("legacy.count_2_62", part("count 94", le(8, 1 << 62)), BAD, COUNT, torch=None)
-add("legacy.count_negative", part("count 94", le(8, -1)), BAD, COUNT, torch=None)
-add("legacy.count_less", part("count 94", le(8, 31)), BAD, COUNT, torch=None)
+for name, where, lie, what, torch in (
+    ("count_2_62", "count 94", le(8, 1 << 62), COUNT, None),
+    ("count_negative", "count 94", le(8, -1), COUNT, None),
+    ("count_less", "count 94", le(8, 31), COUNT, None),
+    ("object_says_more", "object", pickled(value(kept("94", SHAPE, held=64))), COUNT, None),
+    ("tensor_beyond", "object", pickled(value(kept("94", (4, 9)))), COUNT + "|reach", False),
+    (
+        "tensor_offset_negative",
+        "object",
+        pickled(value(kept("94", SHAPE, offset=-8))),
+        COUNT + "|offset|natural|reach",
+        False,
+    ),
+    ("magic", "magic", pickled(MAGIC + 1), KIND, False),
+    ("magic_is_text", "magic", pickled("magic"), KIND, False),
+    ("magic_runs_code", "magic", pickled(live()), KIND + "|posix", False),
+    ("system_runs_code", "system", pickled({"x": live()}), r"posix\W+system", False),
+    ("object_runs_code", "object", pickled({**value(), "x": live()}), r"posix\W+system", False),
+    ("keys_run_code", "keys", pickled([*sorted(KEYS), live()]), r"posix\W+system", False),
+    ("protocol_1002", "protocol", pickled(1002), "protocol|version|1002", False),
+    ("big_endian", "system", pickled({**SYSTEM, "little_endian": False}), "endian", None),
+    ("system_is_a_list", "system", pickled([]), "system|dict|expect|legacy", None),
+    ("key_missing", "keys", pickled(sorted(KEYS)[1:]), "key|storage|missing|behind|bytes", None),
+    ("key_unknown", "keys", pickled([*sorted(KEYS), "99"]), "key|storage|99|end|cut", None),
+    ("key_twice", "keys", pickled(["94", "94", "96", "97"]), "key|storage|twice|missing", None),
+    ("keys_are_numbers", "keys", pickled([94, 95, 96, 97]), "key|storage|text", None),
+    ("keys_are_a_dict", "keys", pickled(dict.fromkeys(KEYS)), "key|list|expect", None),
+    (
+        "keys_of_a_million",
+        "keys",
+        P2 + b"](" + b"X\1\0\0\0a" * 300_000 + b"e.",
+        "key|storage|twice|end|cut|limit",
+        None,
+    ),
+    (
+        "view_beyond",
+        "object",
+        pickled(value(kept("94", SHAPE, view=("view", 1 << 40, 1 << 40)))),
+        COUNT + "|view",
+        None,
+    ),
+    ("deep_list", "object", P2 + b"]" * 1_000_000 + b"a" * 999_999 + b".", "deep|nest|limit", None),
+    (
+        "trailing_junk",
+        "data 97",
+        KEYS["97"] + b"junk",
+        "behind|trailing|after|bytes|follow|end",
+        True,
+    ),
+):
+    add(f"legacy.{name}", part(where, lie), BAD, what, torch=torch)
 add(
     "legacy.count_of_both_32_gib",
     made(
@@ -97,135 +145,6 @@ add(
     BAD,
     COUNT,
     torch=None,
-)
-add(
-    "legacy.object_says_more",
-    part("object", pickled(value(kept("94", SHAPE, held=64)))),
-    BAD,
-    COUNT,
-    torch=None,
-)
-add(
-    "legacy.tensor_beyond",
-    part("object", pickled(value(kept("94", (4, 9))))),
-    BAD,
-    COUNT + "|reach",
-    torch=False,
-)
-add(
-    "legacy.tensor_offset_negative",
-    part("object", pickled(value(kept("94", SHAPE, offset=-8)))),
-    BAD,
-    COUNT + "|offset|natural|reach",
-    torch=False,
-)
-add("legacy.magic", part("magic", pickled(MAGIC + 1)), BAD, KIND, torch=False)
-add("legacy.magic_is_text", part("magic", pickled("magic")), BAD, KIND, torch=False)
-add("legacy.magic_runs_code", part("magic", pickled(live())), BAD, KIND + "|posix", torch=False)
-add(
-    "legacy.system_runs_code",
-    part("system", pickled({"x": live()})),
-    BAD,
-    r"posix\W+system",
-    torch=False,
-)
-add(
-    "legacy.object_runs_code",
-    part("object", pickled({**value(), "x": live()})),
-    BAD,
-    r"posix\W+system",
-    torch=False,
-)
-add(
-    "legacy.keys_run_code",
-    part("keys", pickled([*sorted(KEYS), live()])),
-    BAD,
-    r"posix\W+system",
-    torch=False,
-)
-add(
-    "legacy.protocol_1002",
-    part("protocol", pickled(1002)),
-    BAD,
-    "protocol|version|1002",
-    torch=False,
-)
-add(
-    "legacy.big_endian",
-    part("system", pickled({**SYSTEM, "little_endian": False})),
-    BAD,
-    "endian",
-    torch=None,
-)
-add(
-    "legacy.system_is_a_list",
-    part("system", pickled([])),
-    BAD,
-    "system|dict|expect|legacy",
-    torch=None,
-)
-add(
-    "legacy.key_missing",
-    part("keys", pickled(sorted(KEYS)[1:])),
-    BAD,
-    "key|storage|missing|behind|bytes",
-    torch=None,
-)
-add(
-    "legacy.key_unknown",
-    part("keys", pickled([*sorted(KEYS), "99"])),
-    BAD,
-    "key|storage|99|end|cut",
-    torch=None,
-)
-add(
-    "legacy.key_twice",
-    part("keys", pickled(["94", "94", "96", "97"])),
-    BAD,
-    "key|storage|twice|missing",
-    torch=None,
-)
-add(
-    "legacy.keys_are_numbers",
-    part("keys", pickled([94, 95, 96, 97])),
-    BAD,
-    "key|storage|text",
-    torch=None,
-)
-add(
-    "legacy.keys_are_a_dict",
-    part("keys", pickled(dict.fromkeys(KEYS))),
-    BAD,
-    "key|list|expect",
-    torch=None,
-)
-add(
-    "legacy.keys_of_a_million",
-    part("keys", P2 + b"](" + b"X\1\0\0\0a" * 300_000 + b"e."),
-    BAD,
-    "key|storage|twice|end|cut|limit",
-    torch=None,
-)
-add(
-    "legacy.view_beyond",
-    part("object", pickled(value(kept("94", SHAPE, view=("view", 1 << 40, 1 << 40))))),
-    BAD,
-    COUNT + "|view",
-    torch=None,
-)
-add(
-    "legacy.deep_list",
-    part("object", P2 + b"]" * 1_000_000 + b"a" * 999_999 + b"."),
-    BAD,
-    "deep|nest|limit",
-    torch=None,
-)
-add(
-    "legacy.trailing_junk",
-    part("data 97", KEYS["97"] + b"junk"),
-    BAD,
-    "behind|trailing|after|bytes|follow|end",
-    torch=True,
 )
 add("legacy.nan_in_exp_avg", part("data 96", b"\0\0\xc0\x7f" * 32), VALUES, "exp_avg", torch=True)
 for name in ("protocol", "object", "keys", "count 94", "data 94", "data 97"):

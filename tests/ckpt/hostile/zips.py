@@ -120,48 +120,65 @@ add(
 )
 
 # Two stories of one record.
-add(
-    "zip.directory_points_at_another_header",
-    changed(of("data/0", central={"like": "data.pkl"})),
-    BAD,
-    HEADER,
-    torch=None,
-)
-add(
-    "zip.directory_points_into_a_record",
-    changed(of("data/0", central={"at": 100})),
-    BAD,
-    HEADER,
-    torch=False,
-)
-add(
-    "zip.directory_points_at_itself",
-    changed(of("data/0", central={"at": 0xFFFF0})),
-    BAD,
-    HEADER + "|beyond",
-    torch=False,
-)
-add(
-    "zip.directory_points_beyond",
-    changed(of("data/0", central={"at": 0xFFFFFFF0})),
-    BAD,
-    HEADER + "|beyond",
-    torch=False,
-)
-add(
-    "zip.local_name_differs",
-    changed(of("data/0", local={"name": b"archive/data/9"})),
-    BAD,
-    HEADER,
-    torch=True,
-)
-add(
-    "zip.local_name_is_longer",
-    changed(of("data/0", local={"name": b"archive/data/00"})),
-    BAD,
-    HEADER,
-    torch=True,
-)
+for name, fields, more, torch in (
+    ("directory_points_at_another_header", {"central": {"like": "data.pkl"}}, "", None),
+    ("directory_points_into_a_record", {"central": {"at": 100}}, "", False),
+    ("directory_points_at_itself", {"central": {"at": 0xFFFF0}}, "|beyond", False),
+    ("directory_points_beyond", {"central": {"at": 0xFFFFFFF0}}, "|beyond", False),
+    ("local_name_differs", {"local": {"name": b"archive/data/9"}}, "", True),
+    ("local_name_is_longer", {"local": {"name": b"archive/data/00"}}, "", True),
+    ("local_method_differs", {"local": {"method": 8}}, "", True),
+    ("local_flags_differ", {"local": {"flags": 0x0800}}, "", True),
+    ("local_sizes_lie", {"local": {"size": 64, "crc": 7}}, "", True),
+    (
+        "local_extra_is_longer",
+        {"local": {"extra": b"FB" + le(2, 0), "extra_length": 0xFFFF}},
+        "|beyond",
+        False,
+    ),
+    (
+        "local_extra_shifts_the_data",
+        {"local": {"extra": b"FB\0\0" + b"Z" * 8, "extra_length": 4}},
+        "",
+        True,
+    ),
+    ("local_magic", {"local": {"magic": b"PK\3\5"}}, "", False),
+    ("size_lies_shorter", {"size": 64, "packed": 64}, "|bytes", False),
+    ("size_lies_longer", {"size": 256, "packed": 256}, "|bytes", False),
+    ("size_lies_4_gib", {"size": 0xFFFFFFFE, "packed": 0xFFFFFFFE}, "|beyond|bytes", False),
+    (
+        "size_64_lies",
+        {
+            "central": {
+                "size": 0xFFFFFFFF,
+                "packed": 0xFFFFFFFF,
+                "extra": le(2, 1) + le(2, 16) + le(8, 1 << 62) * 2,
+            }
+        },
+        "|beyond|bytes",
+        None,
+    ),
+    (
+        "offset_64_lies",
+        {"central": {"at": 0xFFFFFFFF, "extra": le(2, 1) + le(2, 8) + le(8, (1 << 64) - 8)}},
+        "|beyond",
+        False,
+    ),
+    (
+        "extra_64_is_short",
+        {
+            "central": {
+                "size": 0xFFFFFFFF,
+                "packed": 0xFFFFFFFF,
+                "extra": le(2, 1) + le(2, 4) + le(4, 0),
+            }
+        },
+        "|extra",
+        False,
+    ),
+    ("extra_is_cut", {"central": {"extra": le(2, 1) + le(2, 400)}}, "|extra", None),
+):
+    add(f"zip.{name}", changed(of("data/0", **fields)), BAD, HEADER + more, torch=torch)
 add(
     "zip.local_name_is_the_pickles",
     changed(of("byteorder", local={"name": b"archive/data.pkl"})),
@@ -169,36 +186,6 @@ add(
     HEADER,
     torch=True,
 )
-add("zip.local_method_differs", changed(of("data/0", local={"method": 8})), BAD, HEADER, torch=True)
-add(
-    "zip.local_flags_differ",
-    changed(of("data/0", local={"flags": 0x0800})),
-    BAD,
-    HEADER,
-    torch=True,
-)
-add(
-    "zip.local_sizes_lie",
-    changed(of("data/0", local={"size": 64, "crc": 7})),
-    BAD,
-    HEADER,
-    torch=True,
-)
-add(
-    "zip.local_extra_is_longer",
-    changed(of("data/0", local={"extra": b"FB" + le(2, 0), "extra_length": 0xFFFF})),
-    BAD,
-    HEADER + "|beyond",
-    torch=False,
-)
-add(
-    "zip.local_extra_shifts_the_data",
-    changed(of("data/0", local={"extra": b"FB\0\0" + b"Z" * 8, "extra_length": 4})),
-    BAD,
-    HEADER,
-    torch=True,
-)
-add("zip.local_magic", changed(of("data/0", local={"magic": b"PK\3\5"})), BAD, HEADER, torch=False)
 add(
     "zip.hidden_record",
     changed(lambda r: r.insert(1, Record("data.pkl", P2 + live() + b".", hidden=True))),
@@ -209,78 +196,6 @@ add(
         "A second pickle that the directory does not list: readers of the stream see it, readers "
         "of the directory do not."
     ),
-)
-add(
-    "zip.size_lies_shorter",
-    changed(of("data/0", size=64, packed=64)),
-    BAD,
-    HEADER + "|bytes",
-    torch=False,
-)
-add(
-    "zip.size_lies_longer",
-    changed(of("data/0", size=256, packed=256)),
-    BAD,
-    HEADER + "|bytes",
-    torch=False,
-)
-add(
-    "zip.size_lies_4_gib",
-    changed(of("data/0", size=0xFFFFFFFE, packed=0xFFFFFFFE)),
-    BAD,
-    HEADER + "|beyond|bytes",
-    torch=False,
-)
-add(
-    "zip.size_64_lies",
-    changed(
-        of(
-            "data/0",
-            central={
-                "size": 0xFFFFFFFF,
-                "packed": 0xFFFFFFFF,
-                "extra": le(2, 1) + le(2, 16) + le(8, 1 << 62) * 2,
-            },
-        )
-    ),
-    BAD,
-    HEADER + "|beyond|bytes",
-    torch=None,
-)
-add(
-    "zip.offset_64_lies",
-    changed(
-        of(
-            "data/0",
-            central={"at": 0xFFFFFFFF, "extra": le(2, 1) + le(2, 8) + le(8, (1 << 64) - 8)},
-        )
-    ),
-    BAD,
-    HEADER + "|beyond",
-    torch=False,
-)
-add(
-    "zip.extra_64_is_short",
-    changed(
-        of(
-            "data/0",
-            central={
-                "size": 0xFFFFFFFF,
-                "packed": 0xFFFFFFFF,
-                "extra": le(2, 1) + le(2, 4) + le(4, 0),
-            },
-        )
-    ),
-    BAD,
-    HEADER + "|extra",
-    torch=False,
-)
-add(
-    "zip.extra_is_cut",
-    changed(of("data/0", central={"extra": le(2, 1) + le(2, 400)})),
-    BAD,
-    HEADER + "|extra",
-    torch=None,
 )
 
 

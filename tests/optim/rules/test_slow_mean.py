@@ -2,7 +2,6 @@
 and a warning for those that lose it.
 """
 
-import shutil
 import subprocess
 import warnings
 
@@ -11,11 +10,10 @@ import torch
 from torch import nn
 
 import lowbit
-from tests.support.require import need
+from tests.support.peers.files import TOOL, need_tool
 
 pytestmark = pytest.mark.slow
 
-TOOL = shutil.which("lowbit-ckpt")
 PRESETS = [preset["name"] for preset in lowbit.catalog()["presets"]]
 # AdEMAMix has no factored variant.
 SERVED = [name for name in PRESETS if not name.startswith("factored")]
@@ -191,7 +189,7 @@ def test_older_states_with_codes_are_read():
 
 @pytest.mark.parametrize("preset", ["8bit", "4bit", "bfloat16", "float32"])
 def test_the_tool_writes_what_python_keeps(tmp_path, preset):
-    need("ckpt", TOOL is not None, "lowbit-ckpt is not on PATH")
+    need_tool()
     params = [("w", nn.Parameter(torch.zeros(80, 64))), ("b", nn.Parameter(torch.zeros(40, 40)))]
     opt = lowbit.AdEMAMix(params, state_format="float32")
     for _, p in params:

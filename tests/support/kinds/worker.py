@@ -132,26 +132,6 @@ def state_of(net: nn.Module, opt: torch.optim.Optimizer, **options: Any) -> dict
 # torch's state, as torch's tools write it.
 
 
-@makes("fsdp2_nested")
-def _(path: pathlib.Path) -> None:
-    dcp.save(state_of(*fsdp2()), checkpoint_id=path)
-
-
-@makes("fsdp2_flattened")
-def _(path: pathlib.Path) -> None:
-    dcp.save(state_of(*fsdp2(), flatten_optimizer_state_dict=True), checkpoint_id=path)
-
-
-@makes("fsdp2_optim_only")
-def _(path: pathlib.Path) -> None:
-    dcp.save(get_optimizer_state_dict(*fsdp2()), checkpoint_id=path)
-
-
-@makes("fsdp2_full")
-def _(path: pathlib.Path) -> None:
-    rank0_saves(lambda: state_of(*fsdp2(), full_state_dict=True), path)
-
-
 def fsdp1_state(mesh: bool, full: bool) -> dict[str, Any]:
     from torch.distributed.fsdp import (
         FullOptimStateDictConfig,
@@ -178,26 +158,6 @@ def fsdp1_state(mesh: bool, full: bool) -> dict[str, Any]:
         )
     with FSDP1.state_dict_type(net, *said):
         return {"model": net.state_dict(), "optim": FSDP1.optim_state_dict(net, opt)}
-
-
-@makes("fsdp1_sharded")
-def _(path: pathlib.Path) -> None:
-    dcp.save(fsdp1_state(mesh=False, full=False), checkpoint_id=path)
-
-
-@makes("fsdp1_dtensor")
-def _(path: pathlib.Path) -> None:
-    dcp.save(fsdp1_state(mesh=True, full=False), checkpoint_id=path)
-
-
-@makes("fsdp1_full")
-def _(path: pathlib.Path) -> None:
-    rank0_saves(lambda: fsdp1_state(mesh=False, full=True), path)
-
-
-@makes("ddp")
-def _(path: pathlib.Path) -> None:
-    dcp.save(state_of(*ddp()), checkpoint_id=path)
 
 
 @makes("ddp_file")
@@ -242,29 +202,9 @@ def _(path: pathlib.Path) -> None:
     dcp.save(state_of(net, opt), checkpoint_id=path)
 
 
-@makes("async_save")
-def _(path: pathlib.Path) -> None:
-    dcp.async_save(state_of(*fsdp2()), checkpoint_id=path).result()
-
-
-@makes("no_collectives")
-def _(path: pathlib.Path) -> None:
-    dcp.save(state_of(*fsdp2()), checkpoint_id=path, use_collectives=False)
-
-
 def written_by(path: pathlib.Path, **options: Any) -> None:
     writer = dcp.FileSystemWriter(path, **options)
     dcp.save(state_of(*fsdp2()), storage_writer=writer)
-
-
-@makes("two_threads")
-def _(path: pathlib.Path) -> None:
-    written_by(path, thread_count=2)
-
-
-@makes("file_per_item")
-def _(path: pathlib.Path) -> None:
-    written_by(path, single_file_per_rank=False)
 
 
 @makes("zstd")
@@ -274,8 +214,13 @@ def _(path: pathlib.Path) -> None:
     written_by(path, _extensions=[ZStandard()])
 
 
+def saved(content: Callable[[], Any], **options: Any) -> Callable[[pathlib.Path], None]:
+    """What saves a directory of all ranks."""
+    return lambda path: dcp.save(content(), checkpoint_id=path, **options)
+
+
 def sharded_kind(which: str) -> Callable[[pathlib.Path], None]:
-    return lambda path: dcp.save(state_of(*fsdp2(which)), checkpoint_id=path)
+    return saved(lambda: state_of(*fsdp2(which)))
 
 
 def raw_file(which: str) -> Callable[[pathlib.Path], None]:
@@ -286,6 +231,23 @@ def raw_file(which: str) -> Callable[[pathlib.Path], None]:
     return save
 
 
+MAKERS |= {
+    "fsdp2_nested": sharded_kind("adamw"),
+    "fsdp2_flattened": saved(lambda: state_of(*fsdp2(), flatten_optimizer_state_dict=True)),
+    "fsdp2_optim_only": saved(lambda: get_optimizer_state_dict(*fsdp2())),
+    "fsdp2_full": lambda path: rank0_saves(lambda: state_of(*fsdp2(), full_state_dict=True), path),
+    "fsdp1_sharded": saved(lambda: fsdp1_state(mesh=False, full=False)),
+    "fsdp1_dtensor": saved(lambda: fsdp1_state(mesh=True, full=False)),
+    "fsdp1_full": lambda path: rank0_saves(lambda: fsdp1_state(mesh=False, full=True), path),
+    "ddp": saved(lambda: state_of(*ddp())),
+    "async_save": lambda path: dcp.async_save(state_of(*fsdp2()), checkpoint_id=path).result(),
+    "no_collectives": saved(lambda: state_of(*fsdp2()), use_collectives=False),
+    "two_threads": lambda path: written_by(path, thread_count=2),
+    "file_per_item": lambda path: written_by(path, single_file_per_rank=False),
+    "zip_file": raw_file("adamw"),
+    "optimizer_file": lambda path: torch.save(run.plain("adamw")[1].state_dict(), path),
+    "model_file": lambda path: torch.save(run.plain("adamw")[0].state_dict(), path),
+}
 for which in ("adam", "amsgrad", "sgd"):
     MAKERS[which] = sharded_kind(which)
     MAKERS[f"{which}_file"] = raw_file(which)
@@ -348,26 +310,11 @@ def _(path: pathlib.Path) -> None:
 # Files of one process.
 
 
-@makes("zip_file")
-def _(path: pathlib.Path) -> None:
-    raw_file("adamw")(path)
-
-
 @makes("legacy_file")
 def _(path: pathlib.Path) -> None:
     net, opt = run.plain("adamw")
     content = {"model": net.state_dict(), "optimizer": opt.state_dict()}
     torch.save(content, path, _use_new_zipfile_serialization=False)
-
-
-@makes("optimizer_file")
-def _(path: pathlib.Path) -> None:
-    torch.save(run.plain("adamw")[1].state_dict(), path)
-
-
-@makes("model_file")
-def _(path: pathlib.Path) -> None:
-    torch.save(run.plain("adamw")[0].state_dict(), path)
 
 
 @makes("safetensors_model")

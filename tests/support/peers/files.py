@@ -17,12 +17,8 @@ TOOL = shutil.which("lowbit-ckpt") or ""
 
 
 def need_tool():
-    need(
-        "ckpt",
-        bool(TOOL),
-        "lowbit-ckpt is not on PATH: run make where its libraries are installed",
-        module=True,
-    )
+    hint = "lowbit-ckpt is not on PATH: run make where its libraries are installed"
+    need("ckpt", bool(TOOL), hint, module=True)
 
 
 def run(*arguments, code=0):

@@ -2,7 +2,7 @@
 #pragma once
 
 #if defined(__SSE2__)
-#include "cpu/random_x86.h"
+#include "cpu/kernels/random_x86.h"
 #else
 #include <cstring>
 

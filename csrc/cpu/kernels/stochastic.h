@@ -5,8 +5,8 @@
 // vectorize, and formats with a table have loops of their own for the first steps.
 #pragma once
 
-#include "core/registry.h"
 #include "core/state/chance/stochastic.h"
+#include "core/state/companded8.h"
 #include "cpu/kernels.h"
 
 namespace lowbit::cpu {

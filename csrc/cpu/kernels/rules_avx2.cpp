@@ -1,0 +1,2 @@
+#define LOWBIT_RULES kRulesAvx2
+#include "cpu/kernels/rules.inl"

@@ -1,0 +1,2 @@
+#define LOWBIT_RULES kRulesAvx512
+#include "cpu/kernels/rules.inl"

@@ -1,0 +1,2 @@
+#define LOWBIT_RULES kRulesBaseline
+#include "cpu/kernels/rules.inl"

@@ -1,0 +1,2 @@
+#define LOWBIT_STATES kStatesAvx2
+#include "cpu/kernels/states.inl"

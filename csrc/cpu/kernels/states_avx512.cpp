@@ -1,0 +1,2 @@
+#define LOWBIT_STATES kStatesAvx512
+#include "cpu/kernels/states.inl"

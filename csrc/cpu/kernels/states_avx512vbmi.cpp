@@ -1,0 +1,2 @@
+#define LOWBIT_STATES kStatesAvx512Vbmi
+#include "cpu/kernels/states.inl"

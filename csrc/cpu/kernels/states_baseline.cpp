@@ -1,0 +1,2 @@
+#define LOWBIT_STATES kStatesBaseline
+#include "cpu/kernels/states.inl"

@@ -1,0 +1,2 @@
+#define LOWBIT_VALUES kValuesAvx2
+#include "cpu/kernels/values.inl"

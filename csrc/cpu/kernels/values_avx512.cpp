@@ -1,0 +1,2 @@
+#define LOWBIT_VALUES kValuesAvx512
+#include "cpu/kernels/values.inl"

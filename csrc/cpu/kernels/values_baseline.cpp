@@ -1,0 +1,2 @@
+#define LOWBIT_VALUES kValuesBaseline
+#include "cpu/kernels/values.inl"
