@@ -81,12 +81,24 @@ programs: setup  ## the C++ tests and the C++ front end, built
 	@$(BIN)/cmake -S . -B $(CMAKE_BUILD) -DLOWBIT_CPP=ON -DLOWBIT_BUILD_TESTS=ON >$(VENV)/cmake.log || { cat $(VENV)/cmake.log; exit 1; }
 	@$(call shown,build.log,$(BIN)/cmake --build $(CMAKE_BUILD))
 
-# The C++ tests under address and undefined-behaviour sanitizers, for the instruction sets that this machine runs.
-sanitize: setup  ## the C++ tests under address and undefined-behaviour sanitizers
+# The C++ tests under address and undefined-behaviour sanitizers, for the instruction sets that this machine runs. SANITIZE=thread: what runs on several
+# threads, with the kernels that C++ compiles by itself: the walk of every rule and format (step_bits), and readers and writers (test_threads).
+SANITIZE ?= address,undefined
+ifeq ($(SANITIZE),thread)
+sanitize: setup
+	@$(call configure,sanitize-thread,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
+	  -DLOWBIT_ISAS=baseline -DLOWBIT_SANITIZE=thread)
+	@$(call shown,build-sanitize-thread.log,$(BIN)/cmake --build build/sanitize-thread --target step_bits test_threads test_io)
+	@build/sanitize-thread/tests/cpp/step_bits 1 >build/sanitize-thread/one.txt && build/sanitize-thread/tests/cpp/step_bits 4 >build/sanitize-thread/four.txt
+	@cmp build/sanitize-thread/one.txt build/sanitize-thread/four.txt
+	@$(BIN)/ctest --test-dir build/sanitize-thread --output-on-failure --tests-regex "test_threads|test_io"
+else
+sanitize: setup  ## the C++ tests under sanitizers of addresses and undefined behaviour; SANITIZE=thread: of races
 	@$(call configure,sanitize,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" \
-	  -DLOWBIT_ISAS=native -DLOWBIT_SANITIZE=address$(COMMA)undefined)
+	  -DLOWBIT_ISAS=native -DLOWBIT_SANITIZE=$(SANITIZE))
 	@$(call shown,build-sanitize.log,$(BIN)/cmake --build build/sanitize --target cpp_tests)
 	@$(BIN)/ctest --test-dir build/sanitize --output-on-failure --parallel 2
+endif
 
 # The package's modules under the same sanitizers, loaded by Python in the place of the installed ones (tests/support/sanitized): the fast tests of some rooms.
 # A process of its own for each file, since what a sanitizer keeps of freed memory adds up. Leaks are Python's own, and left to tests/optim/test_operator_leak.py.
@@ -171,12 +183,12 @@ docs: $(VENV)/docs  ## the documentation as a site, in out/site
 #   make fuzz                                     FUZZ_SECONDS=60 for each target
 #   make fuzz TARGET=zip FUZZ_SECONDS=1800        one for longer
 FUZZ_SECONDS ?= 60
-FUZZ_CXX ?= clang++
+FUZZ_CXX ?= $(or $(shell command -v clang++-16),clang++)# Debian 12's clang++ is 14, which does not compile lowbit
 fuzz: setup  ## every parser under libFuzzer; TARGET=, FUZZ_SECONDS=
-	@command -v $(FUZZ_CXX) >/dev/null || { echo "make fuzz needs clang with libFuzzer: apt-get install clang libclang-rt-dev, or FUZZ_CXX=..."; exit 1; }
-	@$(call configure,fuzz,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) \
-	  -DLOWBIT_FUZZ=ON -DLOWBIT_SANITIZE=fuzzer-no-link$(COMMA)address$(COMMA)undefined)
-	@$(BIN)/cmake --build build/fuzz --target fuzz_ckpt
+	@command -v $(FUZZ_CXX) >/dev/null || { echo "make fuzz needs clang 15 or later with libFuzzer: apt-get install clang-16 libclang-rt-16-dev, or FUZZ_CXX=..."; exit 1; }
+	@$(call configure,fuzz,-DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DCMAKE_CXX_COMPILER=$(FUZZ_CXX) \
+	  -DLOWBIT_FUZZ=ON -DLOWBIT_ISAS=baseline -DLOWBIT_SANITIZE=fuzzer-no-link$(COMMA)address$(COMMA)undefined)
+	@$(call shown,build-fuzz.log,$(BIN)/cmake --build build/fuzz --target fuzz_ckpt)
 	@tools/fuzz/run.sh build/fuzz/tests/cpp/fuzz_ckpt build/fuzz/corpus $(FUZZ_SECONDS) $(TARGET)
 
 lint: $(VENV)/dev  ## ruff, mypy, clang-format

@@ -1,6 +1,8 @@
 // Steps every update rule with every state format and parameter format that programs without Python
 // can use, from inputs made of integers. Prints a digest of all written bytes for each combination.
-// Two processors, or two instruction sets (LOWBIT_ISA), must print the same.
+// Two processors, or two instruction sets (LOWBIT_ISA), must print the same, and so must one thread
+// and several: step_bits [THREADS].
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 #include <cstring>
@@ -8,6 +10,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "catalog/catalog.h"
@@ -59,6 +62,18 @@ void store(const std::string& dtype, float x, char* at) {
   }
 }
 
+int64_t threads = 1;
+
+/// The parts of a pass, dealt out to threads as a pool of torch does: each takes a run of them.
+void in_threads(int64_t parts, const std::function<void(int64_t, int64_t)>& fn) {
+  std::vector<std::thread> others;
+  const int64_t runs = std::min(threads, parts);
+  for (int64_t t = 1; t < runs; ++t)
+    others.emplace_back([&, t] { fn(parts * t / runs, parts * (t + 1) / runs); });
+  if (runs > 0) fn(0, parts / runs);
+  for (std::thread& other : others) other.join();
+}
+
 struct Digest {
   uint64_t hash = 0xcbf29ce484222325ull;  // FNV-1a
   void add(const std::vector<char>& bytes) {
@@ -102,10 +117,9 @@ bool run(const std::string& rule, const std::string& state_format, const std::st
   for (int64_t step = 1; step <= 3; ++step) {
     for (size_t i = 0; i < n; ++i)
       store(dtype, value_of(i + n * static_cast<uint64_t>(step)), &grad[i * bytes]);
-    kept->step(
-        {param.data(), grad.data(), dtype, pointers, hypers_of(lowbit::find_rule(rule)), step, 77,
-         5, false},
-        [](int64_t parts, const std::function<void(int64_t, int64_t)>& fn) { fn(0, parts); });
+    kept->step({param.data(), grad.data(), dtype, pointers, hypers_of(lowbit::find_rule(rule)),
+                step, 77, 5, false},
+               in_threads);
   }
   Digest all;
   all.add(param);
@@ -138,7 +152,8 @@ uint64_t means(int format, int mean_format) {
 
 }  // namespace
 
-int main() {
+int main(int argc, char** argv) {
+  if (argc > 1) threads = std::stoll(argv[1]);
   int count = 0;
   for (int format = 0; format < lowbit::grad_count(); ++format) {
     for (int mean_format = 0; mean_format < lowbit::grad_count(); ++mean_format, ++count)

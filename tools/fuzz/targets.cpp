@@ -1,13 +1,6 @@
 #include "fuzz/targets.h"
 
-#include <unistd.h>
-
-#include <algorithm>
-#include <cstdio>
-#include <cstdlib>
-#include <filesystem>
 #include <string>
-#include <vector>
 
 #include "container/common/open.h"
 #include "container/dcp/dcp.h"
@@ -16,7 +9,8 @@
 #include "container/pickled/item.h"
 #include "container/safetensors/safetensors.h"
 #include "container/zip/zip.h"
-#include "dialect/common/dialect.h"
+#include "fuzz/common.h"
+#include "fuzz/mutate.h"
 #include "io/read/open.h"
 #include "pickle/plain.h"
 #include "pickle/reader.h"
@@ -24,25 +18,17 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr const char* kWhat = "fuzz";
 constexpr PickleLimits kLimits{.bytes = 1u << 20, .nodes = 1u << 16, .stack = 1u << 16};
-
-/// A promise of ours that an input broke: the fuzzer shall stop here.
-void demand(bool held, const char* what) {
-  if (held) return;
-  std::fprintf(stderr, "broken promise: %s\n", what);
-  std::abort();
-}
 
 Result<Pickle> plain_pickle(std::string_view input) {
   static const Allowlist plain{plain_globals(), true};
-  return read_pickle(std::string(input), plain, kWhat, kLimits);
+  return read_pickle(std::string(input), plain, kFuzz, kLimits);
 }
 
 /// The machine, the stack, and what values unfold to.
 bool pickle(std::string_view input) {
   const auto read = plain_pickle(input);
-  if (read.ok()) static_cast<void>(plain_value(read.value(), read.value().root, kWhat));
+  if (read.ok()) static_cast<void>(plain_value(read.value(), read.value().root, kFuzz));
   return read.ok();
 }
 
@@ -50,7 +36,7 @@ bool pickle(std::string_view input) {
 bool value(std::string_view input) {
   const auto read = plain_pickle(input);
   if (!read.ok()) return false;
-  const auto first = plain_value(read.value(), read.value().root, kWhat);
+  const auto first = plain_value(read.value(), read.value().root, kFuzz);
   if (!first.ok()) return false;
   PickleWriter writer(2);
   write_value(writer, first.value());
@@ -58,7 +44,7 @@ bool value(std::string_view input) {
   const auto again = plain_pickle(bytes);
   if (!again.ok() && bytes.size() > kLimits.bytes / 2) return true;  // shared parts were unfolded
   demand(again.ok(), "a value that was written is read");
-  const auto second = plain_value(again.value(), again.value().root, kWhat);
+  const auto second = plain_value(again.value(), again.value().root, kFuzz);
   demand(second.ok(), "a value that was written is plain");
   PickleWriter rewriter(2);
   write_value(rewriter, second.value());
@@ -67,9 +53,9 @@ bool value(std::string_view input) {
 }
 
 bool zip(std::string_view input) {
-  const auto file = File::of_bytes(input, kWhat);
+  const auto file = File::of_bytes(input, kFuzz);
   if (!file.ok()) return false;
-  const auto index = read_zip(*file.value(), 0, input.size(), kWhat);
+  const auto index = read_zip(*file.value(), 0, input.size(), kFuzz);
   if (!index.ok()) return false;
   uint64_t end = 0;
   for (const ZipRecord& record : index.value().records) {
@@ -77,19 +63,19 @@ bool zip(std::string_view input) {
                record.size <= input.size() - record.offset,
            "records lie in the file, one behind the other");
     end = record.offset + record.size;
-    static_cast<void>(check_crc(*file.value(), index.value(), record, kWhat));
+    static_cast<void>(check_crc(*file.value(), index.value(), record, kFuzz));
   }
   return true;
 }
 
 /// `.metadata` to a manifest, whether its boxes tile their tensors, and back.
 bool metadata(std::string_view input) {
-  const auto manifest = parse_metadata(std::string(input), kWhat);
+  const auto manifest = parse_metadata(std::string(input), kFuzz);
   if (!manifest.ok()) return false;
   for (const Tensor& t : manifest.value().tensors) {
     if (!check_tiling(t).ok()) return false;
   }
-  const auto again = parse_metadata(metadata_bytes(manifest.value(), kWhat), kWhat);
+  const auto again = parse_metadata(metadata_bytes(manifest.value(), kFuzz), kFuzz);
   demand(again.ok(), "metadata that was written is read");
   demand(again.value().tensors.size() == manifest.value().tensors.size() &&
              again.value().blobs.size() == manifest.value().blobs.size(),
@@ -103,10 +89,10 @@ bool join_ranks(std::string_view input) {
   const size_t cut = static_cast<uint8_t>(input[0]) | static_cast<uint8_t>(input[1]) << 8;
   const std::string_view body = input.substr(2);
   if (cut > body.size()) return false;
-  auto all = parse_metadata(std::string(body.substr(0, cut)), kWhat);
-  auto part = parse_metadata(std::string(body.substr(cut)), kWhat);
+  auto all = parse_metadata(std::string(body.substr(0, cut)), kFuzz);
+  auto part = parse_metadata(std::string(body.substr(cut)), kFuzz);
   if (!all.ok() || !part.ok()) return false;
-  if (!join(all.value(), std::move(part.value()), kWhat).ok()) return false;
+  if (!join(all.value(), std::move(part.value()), kFuzz).ok()) return false;
   for (const Tensor& t : all.value().tensors) {
     if (!check_tiling(t).ok()) return false;
   }
@@ -115,74 +101,23 @@ bool join_ranks(std::string_view input) {
 
 /// One item of a DCP directory, with a tensor, plain or a subclass.
 bool tensor_item(std::string_view input) {
-  const auto file = File::of_bytes(input, kWhat);
+  const auto file = File::of_bytes(input, kFuzz);
   if (!file.ok()) return false;
-  return read_stored(*file.value(), {0, 0, 0, input.size()}, kWhat).ok();
+  return read_stored(*file.value(), {0, 0, 0, input.size()}, kFuzz).ok();
 }
 
 /// One item of a DCP directory, without a tensor.
 bool value_item(std::string_view input) {
-  const auto file = File::of_bytes(input, kWhat);
+  const auto file = File::of_bytes(input, kFuzz);
   if (!file.ok()) return false;
-  return read_value(*file.value(), {0, 0, 0, input.size()}, kWhat).ok();
-}
-
-/// A file with a name that holds the input: readers of whole files open them by name.
-class NamedFile {
- public:
-  NamedFile() {
-    std::error_code none;
-    const char* memory = "/dev/shm";
-    path_ = std::filesystem::is_directory(memory, none)
-                ? std::string(memory)
-                : std::filesystem::temp_directory_path(none).string();
-    path_ += "/lowbit-fuzz-XXXXXX";
-    fd_ = ::mkstemp(path_.data());
-  }
-  ~NamedFile() {
-    if (fd_ < 0) return;
-    ::close(fd_);
-    ::unlink(path_.c_str());
-  }
-  NamedFile(const NamedFile&) = delete;
-  NamedFile& operator=(const NamedFile&) = delete;
-  bool hold(std::string_view bytes) const {
-    return fd_ >= 0 && ::ftruncate(fd_, 0) == 0 &&
-           ::pwrite(fd_, bytes.data(), bytes.size(), 0) == static_cast<ssize_t>(bytes.size());
-  }
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-  int fd_;
-};
-
-const NamedFile& named(std::string_view input) {
-  static const NamedFile file;
-  demand(file.hold(input), "the input is written to a file of its own");
-  return file;
-}
-
-/// Reads what a leaf has, all of it where it is small.
-bool pull(const Leaf& leaf) {
-  bool all = true;
-  for (const Leaf& part : leaf.parts) all = pull(part) && all;
-  if (leaf.source == nullptr) return all;
-  const uint64_t limit = std::min<uint64_t>(volume(leaf.shape), 1u << 16);
-  return for_elements(leaf, 0, limit, 1u << 14,
-                      [](const char*, uint64_t, uint64_t) { return fine(); })
-             .ok() &&
-         all;
+  return read_value(*file.value(), {0, 0, 0, input.size()}, kFuzz).ok();
 }
 
 bool document_at(std::string_view input, Result<Manifest> (*reader)(const std::string&)) {
-  auto manifest = reader(named(input).path());
+  auto manifest = reader(named(input));
   if (!manifest.ok()) return false;
   const auto document = document_of(std::make_shared<const Manifest>(std::move(manifest.value())));
-  if (!document.ok()) return false;
-  bool all = true;
-  for (const Leaf& leaf : document.value().leaves) all = pull(leaf) && all;
-  return document.value().finish().ok() && all;
+  return document.ok() && pull(document.value());
 }
 
 bool torch_file(std::string_view input) {
@@ -194,10 +129,10 @@ bool safetensors(std::string_view input) { return document_at(input, read_safete
 /// The header alone, and back. The bytes behind it are as many as it asks for.
 bool header(std::string_view input) {
   for (const uint64_t room : {uint64_t{0}, uint64_t{24}, uint64_t{1} << 20}) {
-    const auto read = parse_safetensors(input, room, kWhat);
+    const auto read = parse_safetensors(input, room, kFuzz);
     if (!read.ok()) continue;
     const std::string text = safetensors_header(read.value().entries, read.value().metadata);
-    const auto again = parse_safetensors(text, room, kWhat);
+    const auto again = parse_safetensors(text, room, kFuzz);
     demand(again.ok() && again.value().entries.size() == read.value().entries.size(),
            "a header that was written is read");
     return true;
@@ -207,10 +142,10 @@ bool header(std::string_view input) {
 
 /// What we keep in a header's `__metadata__`, and back.
 bool convention(std::string_view input) {
-  const auto read = parse_description(input, kWhat);
+  const auto read = parse_description(input, kFuzz);
   if (!read.ok()) return false;
   const std::string text = describe(read.value());
-  const auto again = parse_description(text, kWhat);
+  const auto again = parse_description(text, kFuzz);
   demand(again.ok(), "a description that was written is read");
   demand(describe(again.value()) == text, "a description comes back as it was");
   return true;
@@ -218,43 +153,32 @@ bool convention(std::string_view input) {
 
 /// A file of whatever kind, whose optimizer state is it, and what it means.
 bool dialect(std::string_view input) {
-  auto opened = open_checkpoint(named(input).path());
-  if (!opened.ok()) return false;
-  const auto document = std::make_shared<const Document>(std::move(opened.value()));
-  const auto known = recognize(*document);
-  if (!known.ok()) return false;
-  auto model = known.value().dialect->read(document, known.value().tree);
-  if (!model.ok()) return false;
-  std::vector<float> numbers(1u << 12);
-  bool all = true;
-  for (Param& param : model.value().params) {
-    for (State& state : param.states) {
-      if (state.values == nullptr) continue;
-      const uint64_t count = std::min<uint64_t>(volume(state.shape), numbers.size());
-      all = state.values->read(0, count, numbers.data()).ok() && all;
-    }
-  }
-  for (const Dialect* to : dialects()) {
-    DialectReport report;
-    if (to->write != nullptr) static_cast<void>(to->write(model.value(), {}, report));
-  }
-  return all;
+  auto opened = open_checkpoint(named(input));
+  return opened.ok() && understand(std::move(opened.value()));
 }
 
 constexpr FuzzTarget kTargets[] = {
-    {"pickle", "pickle", pickle},
-    {"value", "pickle", value},
-    {"zip", "zip", zip},
-    {"metadata", "pickle", metadata},
-    {"join", "pickle", join_ranks},
-    {"tensor_item", "zip", tensor_item},
-    {"value_item", "zip", value_item},
-    {"torch", "zip", torch_file},
-    {"legacy", "pickle", legacy},
-    {"safetensors", "json", safetensors},
-    {"header", "json", header},
-    {"convention", "json", convention},
-    {"dialect", "zip", dialect},
+    {"pickle", "pickle", pickle, mutate_pickle},
+    {"value", "pickle", value, mutate_pickle},
+    {"tree", "pickle", read_tree_pickle, mutate_pickle},
+    {"zip", "zip", zip, mutate_zip},
+    {"metadata", "pickle", metadata, mutate_pickle},
+    {"join", "pickle", join_ranks, mutate_two_pickles},
+    {"tensor_item", "zip", tensor_item, mutate_zip},
+    {"value_item", "zip", value_item, mutate_zip},
+    {"any_value", "zip", read_any_value, mutate_zip},
+    {"torch", "zip", torch_file, mutate_zip},
+    {"inner_zip", "zip", read_inner_zip, mutate_zip},
+    {"legacy", "pickle", legacy, mutate_pickle},
+    {"safetensors", "json", safetensors, mutate_safetensors},
+    {"header", "json", header, mutate_json},
+    {"convention", "json", convention, mutate_json},
+    {"zstd", "folder", read_zstd, mutate_bytes},
+    {"head", "folder", read_name_and_head, mutate_bytes},
+    {"dialect", "zip", dialect, mutate_file},
+    {"folder", "folder", read_folder_on_disk, mutate_folder},
+    {"store", "folder", read_store, mutate_folder},
+    {"boxes", "folder", read_boxes, mutate_folder},
 };
 
 }  // namespace

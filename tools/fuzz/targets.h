@@ -5,6 +5,8 @@
 #include <span>
 #include <string_view>
 
+#include "fuzz/mutate.h"
+
 namespace lowbit::ckpt {
 
 struct FuzzTarget {
@@ -13,6 +15,7 @@ struct FuzzTarget {
   /// Whether the input was accepted. It may be anything; nothing may crash, leak, or take more than
   /// its limits, and what is accepted and written again must be read as the same.
   bool (*read)(std::string_view input);
+  Mutator mutate;
 };
 
 std::span<const FuzzTarget> fuzz_targets();

@@ -25,12 +25,19 @@ import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
 
+from tests.ckpt.corpus import folders
 from tests.ckpt.hostile import CASES
+from tests.ckpt.hostile import zstd as hostile_zstd
 from tests.support.files.deepspeed import Run, optimizer_states, save
 
 HERE = pathlib.Path(__file__).parent
 MOST, BUDGET = 6144, 21_000
 """Bytes of one input, and of all of one target."""
+ITEMS = ("tensor_item", "value_item", "any_value")
+"""The targets whose inputs are items of a DCP directory."""
+FOLDERS = ("folder", "store", "boxes")
+FOLDERS_BUDGET = 100_000
+"""The targets whose inputs are several files, and the bytes of all of one of them."""
 SAFETENSORS = (
     b'{"a":{"dtype":"F32","shape":[2,3],"data_offsets":[0,24]},"__metadata__":{"format":"pt"}}'
 )
@@ -43,9 +50,9 @@ class Seeds:
         self.folder = folder
 
     def add(self, data: bytes, *targets: str) -> None:
-        if len(data) > MOST:
-            return
         for target in targets:
+            if not data or len(data) > (folders.MOST if target in FOLDERS else MOST):
+                continue
             (self.folder / target).mkdir(exist_ok=True)
             (self.folder / target / hashlib.sha1(data).hexdigest()).write_bytes(data)
 
@@ -56,7 +63,7 @@ class Seeds:
             with zipfile.ZipFile(io.BytesIO(data)) as archive:
                 for info in archive.infolist():
                     if info.filename.endswith("data.pkl") and info.file_size <= MOST:
-                        self.add(archive.read(info), "pickle", "value")
+                        self.add(archive.read(info), "pickle", "value", "tree")
         except Exception:  # most of them are broken on purpose
             pass
 
@@ -71,10 +78,10 @@ class Seeds:
                 parts.append(data)
             elif file.suffix == ".distcp":
                 for item in data.split(b"PK\5\6"):
-                    self.archive(item + b"PK\5\6" + bytes(18), "tensor_item", "value_item")
+                    self.archive(item + b"PK\5\6" + bytes(18), *ITEMS)
                 at = 0
                 while (end := data.find(b"PK\5\6", at)) >= 0:
-                    self.archive(data[at : end + 22], "tensor_item", "value_item")
+                    self.archive(data[at : end + 22], *ITEMS)
                     at = end + 22
         if parts and len(parts[0]) < 1 << 16:
             first, last = parts[0], parts[-1]
@@ -175,7 +182,7 @@ def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
                     elif copy.exists():
                         seeds.file(copy)
             if zipped:
-                seeds.archive(path.read_bytes(), "tensor_item", "value_item")
+                seeds.archive(path.read_bytes(), *ITEMS)
     for i, content in enumerate(contents[-2:]):
         dcp.save({"state": content, "values": values}, checkpoint_id=folder / f"d{i}", no_dist=True)
         seeds.directory(folder / f"d{i}")
@@ -186,13 +193,28 @@ def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
     seeds.file(path)
 
 
+def in_one_another(seeds: Seeds, folder: pathlib.Path) -> None:
+    """Folders, zips in zips, items of any value, frames, and how files of others begin."""
+    for text in (*folders.folders(folder), *folders.hostile(folder)):
+        seeds.add(text, *FOLDERS)
+    for item in folders.items():
+        seeds.archive(item, "any_value", "value_item")
+    for archive in folders.inner_zips():
+        seeds.add(archive, "inner_zip", "zip", "dialect")
+    for head in folders.HEADS:
+        seeds.add(head, "head")
+    for text in (b"", b"a" * 5000, json.dumps(list(range(500))).encode()):
+        seeds.add(b"\0" + hostile_zstd.frame(text), "zstd")
+
+
 def choose(program: str, target: str, given: pathlib.Path, kept: pathlib.Path) -> None:
     """Of what is given, what reaches code that nothing smaller reaches;
     a part of that where it is too much.
     """
     given.mkdir(exist_ok=True)
     kept.mkdir(parents=True)
-    command = [program, "-merge=1", str(kept), str(given), f"-max_len={MOST}"]
+    most, budget = (folders.MOST, FOLDERS_BUDGET) if target in FOLDERS else (MOST, BUDGET)
+    command = [program, "-merge=1", str(kept), str(given), f"-max_len={most}"]
     environment = {**os.environ, "LOWBIT_FUZZ_TARGET": target}
     subprocess.run(command, env=environment, stderr=subprocess.DEVNULL, check=True)
     out = HERE / target
@@ -203,7 +225,7 @@ def choose(program: str, target: str, given: pathlib.Path, kept: pathlib.Path) -
     used = count = 0
     # Names are digests: their order is a draw, the same each time, from large and small.
     for path in sorted(kept.iterdir(), key=lambda p: p.name):
-        if used + path.stat().st_size <= BUDGET:
+        if used + path.stat().st_size <= budget:
             used += path.stat().st_size
             count += 1
             shutil.copy(path, out / path.name)
@@ -241,6 +263,8 @@ def main() -> int:
             else:
                 seeds.file(path)
             shutil.rmtree(folder)
+        (root / "folders").mkdir()
+        in_one_another(seeds, root / "folders")
         for target in targets:
             choose(program, target, root / "seeds" / target, root / "kept" / target)
     return 0

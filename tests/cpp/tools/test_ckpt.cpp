@@ -149,6 +149,24 @@ std::vector<std::string> written_for(const std::string& target) {
   return {};
 }
 
+/// Reads mutants that keep lengths and checksums true (fuzz/mutate.h). Returns how many are accepted.
+size_t formatted_mutants(const FuzzTarget& target, const std::vector<std::string>& seeds,
+                         size_t count) {
+  constexpr size_t kMost = 1u << 16;
+  Dice dice{std::mt19937(2), {}};
+  dice.bytes = [&](std::string& bytes, size_t most) {
+    bytes = mutant(bytes, {bytes, "\xff\xff\xff\xff", std::string(8, '\0')}, dice.rng);
+    if (bytes.size() > most) bytes.resize(most);
+  };
+  size_t accepted = 0;
+  for (size_t i = 0; i < count; ++i) {
+    std::string input = seeds[i % seeds.size()];
+    target.mutate(input, kMost, dice);
+    accepted += target.read(input);
+  }
+  return accepted;
+}
+
 void test_targets() {
   constexpr size_t kMutants = 6000;
   for (const FuzzTarget& target : fuzz_targets()) {
@@ -166,8 +184,11 @@ void test_targets() {
     size_t accepted = 0;
     for (size_t i = 0; i < kMutants; ++i)
       accepted += target.read(mutant(seeds[i % seeds.size()], seeds, rng));
-    std::printf("%-12s %zu of %zu files of its corpus accepted, %zu of %zu mutants\n", target.name,
-                read, kept.size(), accepted, kMutants);
+    const size_t knowing = formatted_mutants(target, seeds, kMutants / 3);
+    std::printf(
+        "%-12s %zu of %zu files of its corpus accepted, %zu of %zu mutants, %zu of %zu that "
+        "know the format\n",
+        target.name, read, kept.size(), accepted, kMutants, knowing, kMutants / 3);
     check(read > 0, name + ": its corpus has sound inputs");
     check(accepted > 0 && accepted < kMutants / 2,
           name + ": most mutants are refused, and a few are harmless");
