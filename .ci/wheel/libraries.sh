@@ -21,15 +21,15 @@ source() {
   tar -xf "$file" -C source --strip-components=1
 }
 
-# library NAME FOLDERS: what is in C below the folders of `source`. What nothing refers to is left out by the linker.
+# library NAME FOLDERS: what is in C below the folders of `source`, in the same order on every machine. What nothing refers to is left out by the linker.
 library() {
   name=$1
   shift
-  (cd source && for file in $(find "$@" -name '*.c'); do
+  (cd source && for file in $(find "$@" -name '*.c' | LC_ALL=C sort); do
     ${CC:-cc} -O2 -fPIC -DNDEBUG -DZSTD_DISABLE_ASM -ffunction-sections -fdata-sections -I. -c "$file" -o "$(echo "$file" | tr / _).o"
   done)
   rm -f "$prefix/lib/$name.a"
-  ${AR:-ar} rcs "$prefix/lib/$name.a" source/*.o
+  (export LC_ALL=C; ${AR:-ar} rcsD "$prefix/lib/$name.a" source/*.o)
 }
 
 source 8143d20b688e98ccce8e24562d3b68e5f47c12e896c42c7ca8553dbde5bed55d c/cli11/cli11_2.1.2+ds.orig.tar.xz

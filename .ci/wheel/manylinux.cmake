@@ -16,6 +16,12 @@ else()
 endif()
 set(CMAKE_PREFIX_PATH ${parts})
 
+# No name of a folder is left in a wheel: it has the same bytes wherever it is built. csrc and csrc/cuda do the same for torch and nvcc.
+set(LOWBIT_WHEEL ON)
+get_filename_component(root ${CMAKE_CURRENT_LIST_DIR}/../.. ABSOLUTE)
+set(CMAKE_CXX_FLAGS_INIT -ffile-prefix-map=${root}/=)
+set(CMAKE_C_FLAGS_INIT -ffile-prefix-map=${root}/=)
+
 # g++'s own libraries: that of C++ static and seen by nothing else, since an old system has an old one; what unwinds exceptions shared, because those of the
 # operators pass through torch.
 foreach(part libstdc++.a libgcc.a libgcc_s.so.1)

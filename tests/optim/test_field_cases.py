@@ -554,6 +554,58 @@ def test_parameters_that_were_replaced_are_named():
     assert torch.equal(model[0].weight, torch.zeros(80, 64))
 
 
+@pytest.mark.parametrize("state_format", FORMATS)
+def test_a_weight_without_a_gradient_beside_others_stays(state_format):
+    """Its codes mean zero exactly, whatever the scale of its block: what is left is not divided by
+    eps.
+    """
+    for rule in (lowbit.AdamW, lowbit.Lion):
+        p = nn.Parameter(torch.full((4, 512), 0.5))
+        opt = rule([p], lr=1e-3, weight_decay=0, min_numel=0, state_format=state_format)
+        for _ in range(40):
+            p.grad = torch.ones_like(p)
+            p.grad[:, ::7] = 0
+            opt.step()
+        assert (p[:, ::7] == 0.5).all() and (p[:, 1::7] < 0.48).all()
+
+
+def test_muon_resumes_with_bfloat16_weights():
+    """Momentum comes back as it was, and from float32 of torch's Muon by its meaning."""
+    p = nn.Parameter(torch.randn(64, 128, dtype=torch.bfloat16))
+    p.grad = torch.randn_like(p)
+    opt = lowbit.Muon([p])
+    opt.step()
+    again = lowbit.Muon([p])
+    again.load_state_dict(copy.deepcopy(opt.state_dict()))
+    assert all(torch.equal(again.state[p][key], t) for key, t in opt.state[p].items())
+    again.step()
+    torchs = torch.optim.Muon([p])
+    torchs.step()
+    held = torchs.state_dict()
+    held["state"][0]["momentum_buffer"] = held["state"][0]["momentum_buffer"].float()
+    fresh = lowbit.Muon([p])
+    fresh.load_state_dict(held)
+    fresh.step()
+    assert p.isfinite().all()
+
+
+def test_more_than_a_thousand_parameters_step_as_each_alone():
+    torch.manual_seed(0)
+    many = [nn.Parameter(torch.randn(3, 40)) for _ in range(1100)]
+    alone = [nn.Parameter(p.detach().clone()) for p in (many[0], many[1025], many[-1])]
+    opts = [lowbit.AdamW([p], lr=1e-2, min_numel=0) for p in alone]
+    opt = lowbit.AdamW(many, lr=1e-2, min_numel=0)
+    for _ in range(2):
+        for p in many:
+            p.grad = torch.randn_like(p)
+        for p, whole in zip(alone, (many[0], many[1025], many[-1]), strict=True):
+            p.grad = whole.grad.clone()
+        for each in (opt, *opts):
+            each.step()
+    assert torch.equal(alone[0], many[0])
+    assert torch.equal(alone[1], many[1025]) and torch.equal(alone[2], many[-1])
+
+
 def test_the_page_names_tests_that_there_are():
     page = (ROOT / "tests/repo/field_cases.md").read_text()
     assert all(name in globals() for name in re.findall(r"`(test_\w+)[`\[]", page))

@@ -1,11 +1,13 @@
 """The pages at the root say what is so: verbs, versions, files, and which tests are slow."""
 
 import json
+import os
 import re
 import subprocess
 
 import pytest
 
+import lowbit
 from tests.support import pages, selection
 from tests.support.paths import ROOT
 
@@ -164,10 +166,21 @@ def test_the_readme_is_a_screen_and_the_first_shelf_is_short():
 
 
 def test_the_version_and_the_license_stand_in_every_place():
+    """pyproject.toml says them, and a release's tag must be its version."""
     project = (ROOT / "pyproject.toml").read_text()
     (version,) = re.findall(r'^version = "(.*)"', project, re.M)
     citation = (ROOT / "CITATION.cff").read_text()
-    assert f"\nversion: {version}\n" in citation and version in (ROOT / "CHANGELOG.md").read_text()
+    assert re.findall(r"^version: (.*)", citation, re.M) == [version]
+    newest = re.search(r"^## \[(.*)", (ROOT / "CHANGELOG.md").read_text(), re.M)[1]
+    assert newest == f"Unreleased]: {version}" or newest.startswith(f"{version}] - 20"), newest
+    assert lowbit.__version__ == version, "pip knows another version: make setup"
+    for page in (ROOT / "docs").glob("*.md"):
+        assert set(re.findall(r"lowbit-(\d[\d.]*)-cp", page.read_text())) <= {version}, page
+    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
+    (check,) = re.findall(r"^ +- run: (.*GITHUB_REF_NAME.*)$", workflow, re.M)
+    for tag, refused in ((f"v{version}", 0), ("v9.9.9", 1)):
+        said = {**os.environ, "GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": tag}
+        assert subprocess.run(["bash", "-c", check], cwd=ROOT, env=said).returncode == refused
     assert 'license = "Apache-2.0"' in project and "\nlicense: Apache-2.0\n" in citation
     assert "Apache License" in (ROOT / "LICENSE").read_text()
 

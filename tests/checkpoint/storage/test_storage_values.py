@@ -102,7 +102,9 @@ LOADED = {
 }
 
 
-@pytest.mark.parametrize("value", [np.str_("aé€😀"), np.bytes_(b"a\0\xffb")])
+@pytest.mark.parametrize(
+    "value", [np.str_("aé€😀"), np.bytes_(b"a\0\xffb"), np.str_(""), np.bytes_(b"")]
+)
 def test_a_text_of_numpy_comes_back_as_pythons(tmp_path, value):
     """But through torch's reader, which has it from the same bytes."""
     save({"v": value, "w": torch.ones(3)}, tmp_path / "run")

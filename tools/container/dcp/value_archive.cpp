@@ -34,7 +34,7 @@ const Allowlist& value_globals() {
                              "QUInt2x4Storage", "per_tensor_affine", "per_channel_affine"})
       r.push_back({"torch", kind, nullptr});
     for (const char* module : {"numpy.core.multiarray", "numpy._core.multiarray"}) {
-      r.push_back({module, "scalar", "xy"});
+      r.push_back({module, "scalar", "xx"});  // its bytes, which bytes_of() takes in every form
       r.push_back({module, "_reconstruct", "gny", true});
     }
     for (const Dtype& d : all_dtypes()) {
