@@ -16,18 +16,6 @@ namespace {
 
 constexpr uint64_t kHealthPiece = 1u << 16;
 
-class Listed : public Floats {
- public:
-  explicit Listed(std::vector<float> values) : values_(std::move(values)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    std::copy_n(values_.begin() + static_cast<std::ptrdiff_t>(first), count, out);
-    return fine();
-  }
-
- private:
-  std::vector<float> values_;
-};
-
 /// For each code of a format, whether it is that of the lowest or the highest value but 0: what
 /// values beyond a format's range become.
 Result<std::vector<bool>> ends_of(const std::string& format, int bits, bool is_signed) {
@@ -36,7 +24,11 @@ Result<std::vector<bool>> ends_of(const std::string& format, int bits, bool is_s
   for (int i = 0; i < kWide; ++i)
     sample[static_cast<size_t>(i)] =
         std::ldexp(is_signed && i >= kWide / 2 ? -1.0f : 1.0f, -(i % 21));
-  Codes every = quantized(std::make_shared<Listed>(sample), {1, kWide}, format, kWide, nullptr);
+  const auto samples = floats_by([&sample](uint64_t first, uint64_t count, float* out) {
+    std::copy_n(sample.begin() + static_cast<std::ptrdiff_t>(first), count, out);
+    return fine();
+  });
+  Codes every = quantized(samples, {1, kWide}, format, kWide, nullptr);
   const int count = 1 << bits;
   every.cols = std::min(count, kWide);
   every.rows = 1;

@@ -49,8 +49,4 @@ struct FixedColumn {
   }
 };
 
-LB_HD double fixed_term(float p, float g, double rounder) {
-  return (static_cast<double>(p) * static_cast<double>(g) + rounder) - rounder;
-}
-
 }  // namespace lowbit

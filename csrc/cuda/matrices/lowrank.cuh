@@ -14,8 +14,7 @@
 namespace lowbit::cuda {
 
 constexpr int kLowRankWarps = 8, kLowRankThreads = kLowRankWarps * kLanes;
-constexpr int kLowRankSums = 3;  // LowRankJob::words
-enum LowRankSum { kSquaresOfN, kSquaresOfLow, kSquaresOfUpdate };
+enum LowRankSum { kSquaresOfN, kSquaresOfLow, kSquaresOfUpdate };  // LowRankJob::words
 
 /// The matrices of one launch.
 struct LowRankBatch {

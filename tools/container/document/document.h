@@ -22,6 +22,21 @@ class Source {
   /// Reads elements [first, first + count), row-major and in the dtype of the leaf, into `out`.
   virtual Status read(uint64_t first, uint64_t count, void* out) = 0;
 };
+/// A source whose `read` is a function, which owns what it captures.
+template <class Read>
+std::shared_ptr<Source> source_by(Read read) {
+  class Made : public Source {
+   public:
+    explicit Made(Read read) : read_(std::move(read)) {}
+    Status read(uint64_t first, uint64_t count, void* out) override {
+      return read_(first, count, out);
+    }
+
+   private:
+    Read read_;
+  };
+  return std::make_shared<Made>(std::move(read));
+}
 
 /// A leaf of the tree: a tensor whose elements can be read from anywhere, or a value. The second of
 /// the forms that one tensor takes on its way through a conversion, after Tensor and before State.

@@ -126,9 +126,7 @@ class BitsandbytesWriter {
   /// Writes state1 or state2, which holds one state or several.
   Status slot(const Param& p, int number, const std::vector<const State*>& states) {
     for (const State* s : states) {
-      if (s->values == nullptr)
-        return bad(shown(p) + ": " + s->name + " is " + s->stored_as +
-                   ", whose values cannot be recovered");
+      if (s->values == nullptr) return lost_values(p, *s);
       if (s->shape != states[0]->shape)
         return bad(shown(p) + ": " + s->name + " has the shape " + shape_text(s->shape) +
                    ", another state " + shape_text(states[0]->shape));

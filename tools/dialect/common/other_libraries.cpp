@@ -87,6 +87,11 @@ Error no_shape(const Param& param) {
              ": its shape is nowhere in the checkpoint; give the weights with --model");
 }
 
+Error lost_values(const Param& param, const State& state) {
+  return bad(shown(param) + ": " + printable(state.name) + " is " + state.stored_as +
+             ", whose values cannot be recovered");
+}
+
 Error would_round(const Param& param, const State& state, const std::string& whose) {
   return mismatch(shown(param) + ", " + state.name + ": " + state.stored_as + " cannot become " +
                   whose + " codes without rounding; leave --keep out to allow it");

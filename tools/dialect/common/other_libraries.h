@@ -50,6 +50,8 @@ StateReport* report_of(DialectReport& report, const Param& param, const State& s
 
 /// The error if the shape of a parameter is needed and unknown.
 Error no_shape(const Param& param);
+/// The error if the values of a state cannot be known.
+Error lost_values(const Param& param, const State& state);
 /// The error if --keep is given and a state cannot become `whose` codes ("lpmm's") without
 /// rounding.
 Error would_round(const Param& param, const State& state, const std::string& whose);

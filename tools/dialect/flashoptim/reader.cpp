@@ -168,32 +168,22 @@ struct FlashOptimReader {
   /// Whole numbers from -127 to 127 out of 16-bit floats.
   static std::shared_ptr<Source> numbers_of(std::shared_ptr<Source> source, bool bfloat16,
                                             std::string what) {
-    class Numbers : public Source {
-     public:
-      Numbers(std::shared_ptr<Source> s, bool b, std::string w)
-          : source_(std::move(s)), bfloat16_(b), what_(std::move(w)) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        const ScratchBuffer memory(words_);
-        words_.resize(count);
-        RETURN_IF_ERROR(source_->read(first, count, words_.data()));
-        for (uint64_t i = 0; i < count; ++i) {
-          const float x = bfloat16_ ? bfloat16_to_float(words_[i]) : half_to_float(words_[i]);
-          const auto k = x >= -128 && x <= 127 ? static_cast<int8_t>(x) : int8_t{0};
-          if (static_cast<float>(k) != x)
-            return bad(what_ + ": element " + std::to_string(first + i) +
-                       " is no whole number of 8 bits, as master_bytewidth 3 says it is");
-          static_cast<int8_t*>(out)[i] = k;
-        }
-        return fine();
+    return source_by([source = std::move(source), bfloat16, what = std::move(what),
+                      words = std::vector<uint16_t>()](uint64_t first, uint64_t count,
+                                                       void* out) mutable -> Status {
+      const ScratchBuffer memory(words);
+      words.resize(count);
+      RETURN_IF_ERROR(source->read(first, count, words.data()));
+      for (uint64_t i = 0; i < count; ++i) {
+        const float x = bfloat16 ? bfloat16_to_float(words[i]) : half_to_float(words[i]);
+        const auto k = x >= -128 && x <= 127 ? static_cast<int8_t>(x) : int8_t{0};
+        if (static_cast<float>(k) != x)
+          return bad(what + ": element " + std::to_string(first + i) +
+                     " is no whole number of 8 bits, as master_bytewidth 3 says it is");
+        static_cast<int8_t*>(out)[i] = k;
       }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      const bool bfloat16_;
-      const std::string what_;
-      std::vector<uint16_t> words_;
-    };
-    return std::make_shared<Numbers>(std::move(source), bfloat16, std::move(what));
+      return fine();
+    });
   }
 };
 

@@ -148,27 +148,18 @@ struct FlashOptimWriter {
   }
 
   static std::shared_ptr<Source> floats_from(std::shared_ptr<Source> source, bool bfloat16) {
-    class FromNumbers : public Source {
-     public:
-      FromNumbers(std::shared_ptr<Source> s, bool b) : source_(std::move(s)), bfloat16_(b) {}
-      Status read(uint64_t first, uint64_t count, void* out) override {
-        const ScratchBuffer memory(numbers_);
-        numbers_.resize(count);
-        RETURN_IF_ERROR(source_->read(first, count, numbers_.data()));
-        for (uint64_t i = 0; i < count; ++i) {
-          const auto x = static_cast<float>(numbers_[i]);
-          const uint16_t word = bfloat16_ ? bfloat16_nearest(x) : half_nearest(x);
-          std::memcpy(static_cast<char*>(out) + 2 * i, &word, 2);
-        }
-        return fine();
+    return source_by([source = std::move(source), bfloat16, numbers = std::vector<int8_t>()](
+                         uint64_t first, uint64_t count, void* out) mutable -> Status {
+      const ScratchBuffer memory(numbers);
+      numbers.resize(count);
+      RETURN_IF_ERROR(source->read(first, count, numbers.data()));
+      for (uint64_t i = 0; i < count; ++i) {
+        const auto x = static_cast<float>(numbers[i]);
+        const uint16_t word = bfloat16 ? bfloat16_nearest(x) : half_nearest(x);
+        std::memcpy(static_cast<char*>(out) + 2 * i, &word, 2);
       }
-
-     private:
-      const std::shared_ptr<Source> source_;
-      const bool bfloat16_;
-      std::vector<int8_t> numbers_;
-    };
-    return std::make_shared<FromNumbers>(std::move(source), bfloat16);
+      return fine();
+    });
   }
 };
 

@@ -101,9 +101,7 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
         RETURN_IF_ERROR(leave_out(p, s, "FusedAdam", wanted, report));
         continue;
       }
-      if (s.values == nullptr)
-        return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
-                   ", whose values cannot be recovered");
+      if (s.values == nullptr) return lost_values(p, s);
       if (!p.known_shape) return no_shape(p);
       out.leaves.push_back(float32_leaf(state_path(model, p, s.name), s, s.shape));
       report_of(report, p, s, "float32", true);

@@ -5,6 +5,7 @@
 #include <optional>
 
 #include "core/layout.h"
+#include "dialect/common/other_libraries.h"
 #include "dialect/lowbit/lowbit.h"
 #include "dialect/model/formats.h"
 #include "dialect/model/parameter_names.h"
@@ -218,8 +219,7 @@ class LowbitWriter {
       copy(p, s);
       return fine();
     }
-    return bad(shown(p) + ": " + printable(s.name) + " is " + s.stored_as +
-               ", whose values cannot be recovered");
+    return lost_values(p, s);
   }
 
   /// A state in float32 or bfloat16.

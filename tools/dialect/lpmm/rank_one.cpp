@@ -113,21 +113,6 @@ class Measured {
   std::mutex mutex_;
 };
 
-class AbsmaxSource : public Source {
- public:
-  AbsmaxSource(std::shared_ptr<Measured> measured, size_t dim)
-      : measured_(std::move(measured)), dim_(dim) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    RETURN_IF_ERROR(measured_->measure());
-    std::memcpy(out, measured_->absmax[dim_].data() + first, count * sizeof(float));
-    return fine();
-  }
-
- private:
-  const std::shared_ptr<Measured> measured_;
-  const size_t dim_;
-};
-
 /// The codes of values divided by their scales.
 class RankOneCodes : public Source {
  public:
@@ -185,8 +170,13 @@ std::pair<std::shared_ptr<Source>, std::vector<std::shared_ptr<Source>>> rank_on
     const BlockLayout& layout, StateReport* report) {
   const auto measured = std::make_shared<Measured>(std::move(values), shape);
   std::vector<std::shared_ptr<Source>> scales;
-  for (size_t d = 0; d < shape.size(); ++d)
-    scales.push_back(std::make_shared<AbsmaxSource>(measured, d));
+  for (size_t d = 0; d < shape.size(); ++d) {
+    scales.push_back(source_by([measured, d](uint64_t first, uint64_t count, void* out) -> Status {
+      RETURN_IF_ERROR(measured->measure());
+      std::memcpy(out, measured->absmax[d].data() + first, count * sizeof(float));
+      return fine();
+    }));
+  }
   return {std::make_shared<RankOneCodes>(measured, std::move(map), layout, report),
           std::move(scales)};
 }

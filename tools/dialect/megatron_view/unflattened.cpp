@@ -4,54 +4,6 @@
 #include "io/text.h"
 
 namespace lowbit::ckpt {
-namespace {
-
-/// Reads the rows of shards one after the other.
-class Unflattened : public Source {
- public:
-  Unflattened(std::shared_ptr<Source> source, int bytes, Shape shape, Shape shard)
-      : source_(std::move(source)),
-        bytes_(static_cast<uint64_t>(bytes)),
-        shape_(std::move(shape)),
-        shard_(std::move(shard)) {}
-
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    auto* to = static_cast<char*>(out);
-    while (count > 0) {
-      // The place of `first`, from the last dimension on, in the grid of shards and inside one.
-      uint64_t rest = first, grid = 0, inside = 0, grid_step = 1, inside_step = 1, run = 1;
-      bool whole = true;    // all dimensions so far are in one shard
-      uint64_t before = 0;  // how much of the run is behind `first`
-      for (size_t d = shape_.size(); d-- > 0;) {
-        const auto size = static_cast<uint64_t>(shape_[d]), part = static_cast<uint64_t>(shard_[d]);
-        const uint64_t at = rest % size;
-        rest /= size;
-        grid += at / part * grid_step;
-        inside += at % part * inside_step;
-        if (whole) {
-          before += at % part * run;
-          run *= part;
-        }
-        whole = whole && part == size;
-        grid_step *= size / part;
-        inside_step *= part;
-      }
-      const uint64_t n = std::min(count, run - before);
-      RETURN_IF_ERROR(source_->read(grid * inside_step + inside, n, to));
-      first += n;
-      count -= n;
-      to += n * bytes_;
-    }
-    return fine();
-  }
-
- private:
-  std::shared_ptr<Source> source_;
-  uint64_t bytes_;
-  Shape shape_, shard_;
-};
-
-}  // namespace
 
 Result<std::shared_ptr<Source>> unflattened(const Leaf& leaf, const Shape& shape) {
   const Error no =
@@ -66,8 +18,38 @@ Result<std::shared_ptr<Source>> unflattened(const Leaf& leaf, const Shape& shape
     elements *= shard[d];
   }
   if (elements != leaf.shape.back()) return no;
-  return std::shared_ptr<Source>(
-      std::make_shared<Unflattened>(leaf.source, leaf.dtype->bytes, shape, std::move(shard)));
+  const auto bytes = static_cast<uint64_t>(leaf.dtype->bytes);
+  // Reads the rows of shards one after the other.
+  return source_by([source = leaf.source, bytes, shape, shard](uint64_t first, uint64_t count,
+                                                               void* out) -> Status {
+    auto* to = static_cast<char*>(out);
+    while (count > 0) {
+      // The place of `first`, from the last dimension on, in the grid of shards and inside one.
+      uint64_t rest = first, grid = 0, inside = 0, grid_step = 1, inside_step = 1, run = 1;
+      bool whole = true;    // all dimensions so far are in one shard
+      uint64_t before = 0;  // how much of the run is behind `first`
+      for (size_t d = shape.size(); d-- > 0;) {
+        const auto size = static_cast<uint64_t>(shape[d]), part = static_cast<uint64_t>(shard[d]);
+        const uint64_t at = rest % size;
+        rest /= size;
+        grid += at / part * grid_step;
+        inside += at % part * inside_step;
+        if (whole) {
+          before += at % part * run;
+          run *= part;
+        }
+        whole = whole && part == size;
+        grid_step *= size / part;
+        inside_step *= part;
+      }
+      const uint64_t n = std::min(count, run - before);
+      RETURN_IF_ERROR(source->read(grid * inside_step + inside, n, to));
+      first += n;
+      count -= n;
+      to += n * bytes;
+    }
+    return fine();
+  });
 }
 
 }  // namespace lowbit::ckpt

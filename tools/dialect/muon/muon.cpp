@@ -1,25 +1,6 @@
 #include "dialect/muon/muon.h"
 
 namespace lowbit::ckpt {
-namespace {
-
-class ScaledFloats : public Floats {
- public:
-  ScaledFloats(std::shared_ptr<Floats> values, double factor)
-      : values_(std::move(values)), factor_(factor) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    RETURN_IF_ERROR(values_->read(first, count, out));
-    for (uint64_t i = 0; i < count; ++i)
-      out[i] = static_cast<float>(static_cast<double>(out[i]) * factor_);
-    return fine();
-  }
-
- private:
-  const std::shared_ptr<Floats> values_;
-  const double factor_;
-};
-
-}  // namespace
 
 const MuonNames& names_of(MuonKind kind) {
   static const MuonNames all[] = {
@@ -32,7 +13,13 @@ const MuonNames& names_of(MuonKind kind) {
 }
 
 std::shared_ptr<Floats> scaled_floats(std::shared_ptr<Floats> values, double factor) {
-  return std::make_shared<ScaledFloats>(std::move(values), factor);
+  return floats_by(
+      [values = std::move(values), factor](uint64_t first, uint64_t count, float* out) -> Status {
+        RETURN_IF_ERROR(values->read(first, count, out));
+        for (uint64_t i = 0; i < count; ++i)
+          out[i] = static_cast<float>(static_cast<double>(out[i]) * factor);
+        return fine();
+      });
 }
 
 extern const Dialect kMuon, kMoonlight, kDion;

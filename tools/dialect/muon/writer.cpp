@@ -61,9 +61,7 @@ class Writer {
         RETURN_IF_ERROR(leave_out(p, s, names_.whose, wanted_, report_));
         continue;
       }
-      if (s.values == nullptr)
-        return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
-                   ", whose values cannot be recovered");
+      if (s.values == nullptr) return lost_values(p, s);
       if (!p.known_shape) return no_shape(p);
       if (muon && names_.sum) {
         ASSIGN_OR_RETURN(mu, momentum_of(group));

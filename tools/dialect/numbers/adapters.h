@@ -22,7 +22,7 @@ std::shared_ptr<Source> mapped_bytes(std::shared_ptr<Source> source,
 /// The table that adds `by` to a byte.
 std::array<uint8_t, 256> moved_bytes(int by);
 /// Float32 elements of two sources, alternating.
-std::shared_ptr<Source> interleaved(std::shared_ptr<Floats> first, std::shared_ptr<Floats> second);
+std::shared_ptr<Source> interleaved(std::shared_ptr<Floats> even, std::shared_ptr<Floats> odd);
 /// Float32 elements k, k + 2, k + 4, ...: one of two interleaved sources.
 std::shared_ptr<Source> every_other(std::shared_ptr<Source> source, uint64_t k);
 /// Two-byte elements as bytes, little-endian.
@@ -31,12 +31,12 @@ std::shared_ptr<Source> bytes_of_words(std::shared_ptr<Source> source);
 std::shared_ptr<Source> words_of_bytes(std::shared_ptr<Source> source);
 /// int32 codes from 0 to 255 as bytes; others are clamped.
 std::shared_ptr<Source> bytes_of_int32(std::shared_ptr<Source> source);
-/// The first `count` bytes of a source, then `filler` without end.
-std::shared_ptr<Source> filled_up(std::shared_ptr<Source> source, uint64_t count, uint8_t filler);
+/// The first `stored` bytes of a source, then `filler` without end.
+std::shared_ptr<Source> filled_up(std::shared_ptr<Source> source, uint64_t stored, uint8_t filler);
 /// Bytes with their two 4-bit codes swapped.
 std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source);
-/// Elements from `first` on of a source that several threads read.
-std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t first);
+/// Elements from `begin` on of a source that several threads read.
+std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t begin);
 /// A source that several threads may read.
 std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source);
 /// Float32 elements that are held in memory.

@@ -111,61 +111,6 @@ class LockedFloats : public Floats {
   std::mutex mutex_;
 };
 
-class FloatSource : public Source {
- public:
-  explicit FloatSource(std::shared_ptr<Floats> values) : values_(std::move(values)) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    return values_->read(first, count, static_cast<float*>(out));
-  }
-
- private:
-  const std::shared_ptr<Floats> values_;
-};
-
-class BFloat16Source : public Source {
- public:
-  BFloat16Source(std::shared_ptr<Floats> values, StateReport* report)
-      : values_(std::move(values)), errors_(report) {
-    if (report != nullptr) report->exact = false;
-  }
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    auto* to = static_cast<char*>(out);
-    const ScratchBuffer memory(before_, after_);
-    while (count > 0) {
-      const uint64_t n = std::min(count, kFloatsPiece);
-      before_.resize(n), after_.resize(n);
-      RETURN_IF_ERROR(values_->read(first, n, before_.data()));
-      for (uint64_t i = 0; i < n; ++i) {
-        const uint16_t stored = bfloat16_nearest(before_[i]);
-        after_[i] = bfloat16_to_float(stored);
-        std::memcpy(to + 2 * i, &stored, 2);
-      }
-      errors_.add(before_.data(), after_.data(), n);
-      first += n, count -= n, to += 2 * n;
-    }
-    return fine();
-  }
-
- private:
-  const std::shared_ptr<Floats> values_;
-  ErrorSum errors_;
-  std::vector<float> before_, after_;
-};
-
-class ConstantSource : public Source {
- public:
-  ConstantSource(std::string bytes, int width)
-      : bytes_(std::move(bytes)), width_(static_cast<uint64_t>(width)) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    std::memcpy(out, bytes_.data() + first * width_, count * width_);
-    return fine();
-  }
-
- private:
-  const std::string bytes_;
-  const uint64_t width_;
-};
-
 }  // namespace
 
 Status Floats::read_doubles(uint64_t first, uint64_t count, double* out) {
@@ -196,15 +141,40 @@ std::shared_ptr<Floats> locked(std::shared_ptr<Floats> values) {
 }
 
 std::shared_ptr<Source> float32_source(std::shared_ptr<Floats> values) {
-  return std::make_shared<FloatSource>(std::move(values));
+  return source_by([values = std::move(values)](uint64_t first, uint64_t count, void* out) {
+    return values->read(first, count, static_cast<float*>(out));
+  });
 }
 
 std::shared_ptr<Source> bfloat16_source(std::shared_ptr<Floats> values, StateReport* report) {
-  return std::make_shared<BFloat16Source>(std::move(values), report);
+  if (report != nullptr) report->exact = false;
+  std::vector<float> before, after;
+  return source_by([values = std::move(values), errors = ErrorSum(report), before, after](
+                       uint64_t first, uint64_t count, void* out) mutable -> Status {
+    auto* to = static_cast<char*>(out);
+    const ScratchBuffer memory(before, after);
+    while (count > 0) {
+      const uint64_t n = std::min(count, kFloatsPiece);
+      before.resize(n), after.resize(n);
+      RETURN_IF_ERROR(values->read(first, n, before.data()));
+      for (uint64_t i = 0; i < n; ++i) {
+        const uint16_t stored = bfloat16_nearest(before[i]);
+        after[i] = bfloat16_to_float(stored);
+        std::memcpy(to + 2 * i, &stored, 2);
+      }
+      errors.add(before.data(), after.data(), n);
+      first += n, count -= n, to += 2 * n;
+    }
+    return fine();
+  });
 }
 
 std::shared_ptr<Source> constant_source(std::string bytes, int width) {
-  return std::make_shared<ConstantSource>(std::move(bytes), width);
+  return source_by([bytes = std::move(bytes), width = static_cast<uint64_t>(width)](
+                       uint64_t first, uint64_t count, void* out) {
+    std::memcpy(out, bytes.data() + first * width, count * width);
+    return fine();
+  });
 }
 
 void ErrorSum::add(const float* before, const float* after, uint64_t count) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "dialect/common/dialect.h"
+#include "dialect/common/other_libraries.h"
 #include "dialect/numbers/document_leaves.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/numbers/numbers.h"
@@ -172,9 +173,7 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
                     : value_leaf(state_path(model, p, name), value));
     }
     for (const State& s : p.states) {
-      if (s.values == nullptr)
-        return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
-                   ", whose values cannot be recovered");
+      if (s.values == nullptr) return lost_values(p, s);
       if (!p.known_shape && s.codes)
         return bad(shown(p) + ": the checkpoint does not tell its shape; give the one with its " +
                    "weights as --model PATH");

@@ -39,20 +39,6 @@ const Making& making(const TorchaoKind& kind, bool is_signed) {
   return all[2 * static_cast<size_t>(&kind - kTorchaoKinds) + is_signed];
 }
 
-/// A run of values.
-class FloatsFrom : public Floats {
- public:
-  FloatsFrom(std::shared_ptr<Floats> values, uint64_t begin)
-      : values_(std::move(values)), begin_(begin) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    return values_->read(begin_ + first, count, out);
-  }
-
- private:
-  const std::shared_ptr<Floats> values_;
-  const uint64_t begin_;
-};
-
 }  // namespace
 
 Leaf torchao_leaf(const TorchaoKind& kind, const Dtype* dtype, const Shape& shape, bool is_signed,
@@ -105,7 +91,9 @@ std::function<Result<Leaf>(const Box&)> torchao_recut(const TorchaoKind& kind, c
     uint64_t begin = 0;
     if (n > 0 && !box.shape.empty())
       begin = static_cast<uint64_t>(box.offset[0]) * (n / static_cast<uint64_t>(box.shape[0]));
-    auto part = std::make_shared<FloatsFrom>(values, begin);
+    auto part = floats_by([values, begin](uint64_t first, uint64_t count, float* out) {
+      return values->read(begin + first, count, out);
+    });
     if (n >= kTorchaoMin && n % static_cast<uint64_t>(block) == 0) {
       if (exact)
         return mismatch(printable(name) + ": the part at " + shape_text(box.offset) +

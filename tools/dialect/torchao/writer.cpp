@@ -79,9 +79,7 @@ class TorchaoWriter {
         RETURN_IF_ERROR(leave_out(p, s, "torchao", wanted_, report_));
         continue;
       }
-      if (s.values == nullptr)
-        return bad(shown(p) + ": " + s.name + " is " + s.stored_as +
-                   ", whose values cannot be recovered");
+      if (s.values == nullptr) return lost_values(p, s);
       RETURN_IF_ERROR(check_shape(p, s, report_));
       RETURN_IF_ERROR(state(p, s));
     }

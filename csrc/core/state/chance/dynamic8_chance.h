@@ -59,15 +59,6 @@ struct Dynamic8Positions {
 constexpr Dynamic8Positions<0> kDynamic8Positions{Dynamic8Tables<0>{}};
 constexpr Dynamic8Positions<1> kDynamic8UnsignedPositions{Dynamic8Tables<1>{}};
 
-template <class Format>
-constexpr const auto& dynamic8_positions() {
-  if constexpr (Format::kSigned) {
-    return kDynamic8Positions;
-  } else {
-    return kDynamic8UnsignedPositions;
-  }
-}
-
 /// The segment at the lower end of each half exponent, indexed by its low 4 bits.
 template <int kUnsigned>
 constexpr int segment_at(const Dynamic8Positions<kUnsigned>& p, uint32_t half_exponent) {
