@@ -34,14 +34,14 @@ bool is_inner(const std::string& name) {
 
 class MemoryStore : public StoreLocation {
  public:
-  MemoryStore(const std::vector<Entry>& all, std::string prefix)
+  MemoryStore(const std::vector<FolderEntry>& all, std::string prefix)
       : all_(all), prefix_(std::move(prefix)) {}
 
   Result<StoreEntry> info(const std::string& name) override {
     const std::string full = below(name);
     StoreEntry out;
     out.name = name;
-    for (const Entry& entry : all_) {
+    for (const FolderEntry& entry : all_) {
       const auto [path, size] = link_of(entry.name);
       if (path == full && !path.ends_with('/')) return told(entry, name);
       if (full.empty() || path.starts_with(full + "/")) out.kind = PathKind::kFolder;
@@ -50,7 +50,7 @@ class MemoryStore : public StoreLocation {
   }
   Result<std::vector<StoreEntry>> list() override {
     std::vector<StoreEntry> out;
-    for (const Entry& entry : all_) {
+    for (const FolderEntry& entry : all_) {
       std::string path = link_of(entry.name).first;
       if (!prefix_.empty()) {
         if (!path.starts_with(prefix_ + "/")) continue;
@@ -67,7 +67,7 @@ class MemoryStore : public StoreLocation {
   }
   Result<std::string> read(const std::string& name, uint64_t begin, uint64_t end) override {
     const std::string full = below(name);
-    for (const Entry& entry : all_) {
+    for (const FolderEntry& entry : all_) {
       if (link_of(entry.name).first != full) continue;
       const uint64_t size = entry.data.size();
       return entry.data.substr(std::min(begin, size), std::min(end, size) - std::min(begin, size));
@@ -79,19 +79,19 @@ class MemoryStore : public StoreLocation {
   std::string below(const std::string& name) const {
     return prefix_.empty() || name.empty() ? prefix_ + name : prefix_ + "/" + name;
   }
-  static StoreEntry told(const Entry& entry, const std::string& name) {
+  static StoreEntry told(const FolderEntry& entry, const std::string& name) {
     const std::string size = link_of(entry.name).second;
     const uint64_t said = size.empty() ? 0 : std::strtoull(size.c_str(), nullptr, 10);
     return {name, PathKind::kFile, size.empty() ? entry.data.size() : said, "v"};
   }
-  const std::vector<Entry>& all_;
+  const std::vector<FolderEntry>& all_;
   std::string prefix_;
 };
 
 }  // namespace
 
-std::vector<Entry> entries_of(std::string_view input) {
-  std::vector<Entry> out;
+std::vector<FolderEntry> entries_of(std::string_view input) {
+  std::vector<FolderEntry> out;
   for (size_t at = input.find(kMark); at != std::string_view::npos;) {
     at += kMark.size();
     const size_t next = input.find(kMark, at);
@@ -104,9 +104,9 @@ std::vector<Entry> entries_of(std::string_view input) {
   return out;
 }
 
-std::string text_of(const std::vector<Entry>& entries) {
+std::string text_of(const std::vector<FolderEntry>& entries) {
   std::string out;
-  for (const Entry& entry : entries)
+  for (const FolderEntry& entry : entries)
     out.append(kMark).append(entry.name).append("\n").append(entry.data);
   return out;
 }
@@ -123,10 +123,10 @@ FolderOnDisk::~FolderOnDisk() {
   fs::remove_all(path_, none);
 }
 
-const std::string& FolderOnDisk::hold(const std::vector<Entry>& entries) const {
+const std::string& FolderOnDisk::hold(const std::vector<FolderEntry>& entries) const {
   std::error_code none;
   for (const auto& old : fs::directory_iterator(path_, none)) fs::remove_all(old.path(), none);
-  for (const Entry& entry : entries) {
+  for (const FolderEntry& entry : entries) {
     const auto [name, target] = link_of(entry.name);
     if (!is_inner(name)) continue;
     const fs::path path = fs::path(path_) / name;
@@ -145,8 +145,8 @@ const std::string& FolderOnDisk::hold(const std::vector<Entry>& entries) const {
   return path_;
 }
 
-std::string in_store(std::vector<Entry> entries) {
-  static std::vector<Entry> held;
+std::string in_store(std::vector<FolderEntry> entries) {
+  static std::vector<FolderEntry> held;
   static const bool once = [] {
     set_open_store([](const std::string& url) -> Result<std::shared_ptr<StoreLocation>> {
       if (!url.starts_with(kUrl)) return bad(url + ": is another store");

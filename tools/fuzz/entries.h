@@ -10,12 +10,12 @@
 
 namespace lowbit::ckpt {
 
-struct Entry {
+struct FolderEntry {
   std::string name, data;
 };
 
-std::vector<Entry> entries_of(std::string_view input);
-std::string text_of(const std::vector<Entry>& entries);
+std::vector<FolderEntry> entries_of(std::string_view input);
+std::string text_of(const std::vector<FolderEntry>& entries);
 
 /// A folder of these entries on disk, which goes with this object. Names that no file system takes,
 /// or that would lie outside of it, are left out; links may lead anywhere.
@@ -25,7 +25,7 @@ class FolderOnDisk {
   ~FolderOnDisk();
   FolderOnDisk(const FolderOnDisk&) = delete;
   FolderOnDisk& operator=(const FolderOnDisk&) = delete;
-  const std::string& hold(const std::vector<Entry>& entries) const;
+  const std::string& hold(const std::vector<FolderEntry>& entries) const;
 
  private:
   std::string path_;
@@ -33,6 +33,6 @@ class FolderOnDisk {
 
 /// The URL of a store in memory that has these entries. It lists them as they are: a name may be
 /// "..", be there twice, or lead anywhere. "a -> N" tells a size of N bytes that a does not have.
-std::string in_store(std::vector<Entry> entries);
+std::string in_store(std::vector<FolderEntry> entries);
 
 }  // namespace lowbit::ckpt

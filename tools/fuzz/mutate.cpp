@@ -68,11 +68,11 @@ void mutate_file(std::string& input, size_t most, Dice& dice) {
 }
 
 void mutate_folder(std::string& input, size_t most, Dice& dice) {
-  std::vector<Entry> entries = entries_of(input);
+  std::vector<FolderEntry> entries = entries_of(input);
   if (entries.empty() || dice.one_in(50)) return mutate_bytes(input, most, dice);
   const size_t at = dice.below(entries.size());
-  Entry& entry = entries[at];
-  const Entry other = dice.any(entries);
+  FolderEntry& entry = entries[at];
+  const FolderEntry other = dice.any(entries);
   switch (dice.below(24)) {
     case 0:
       entries.erase(entries.begin() + static_cast<std::ptrdiff_t>(at));

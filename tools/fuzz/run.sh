@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # run.sh PROGRAM FOLDER SECONDS [TARGET]: every target of the fuzzer in turn, or one, going on from
 # tests/ckpt/corpus and from what earlier runs found. FOLDER keeps what is found; crashes lie in FOLDER/crashes.
+# FUZZ_TIMEOUT: seconds that one input may take, 10; more on a busy machine.
 set -euo pipefail
 program=$1 folder=$2 seconds=$3 only=${4:-}
 here=$(cd "$(dirname "$0")" && pwd)
@@ -18,7 +19,7 @@ while read -r target dictionary; do
   [ "$dictionary" != folder ] || longest=49152  # several files
   echo "== $target, $seconds s"
   LOWBIT_FUZZ_TARGET=$target "$program" "$folder/$target" ${old[@]+"${old[@]}"} -dict="$here/$dictionary.dict" \
-    -max_total_time="$seconds" -max_len="$longest" -timeout=10 -rss_limit_mb=1024 -malloc_limit_mb=512 \
+    -max_total_time="$seconds" -max_len="$longest" -timeout="${FUZZ_TIMEOUT:-10}" -rss_limit_mb=1024 -malloc_limit_mb=512 \
     -artifact_prefix="$folder/crashes/$target-" -print_final_stats=1 >"$folder/$target.log" 2>&1 </dev/null || bad+=("$target")
   grep -E '^(stat::(number_of_executed_units|peak_rss_mb)|SUMMARY|broken promise)' "$folder/$target.log" || true
   grep -E 'DONE' "$folder/$target.log" | tail -n 1 || true
