@@ -299,16 +299,12 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     quantized again. A collective.
     """
     saved = state_dict["state"]
-    if any(
-        "stream" in value or any(isinstance(v, dict) for v in value.values())
-        for value in saved.values()
-    ):
-        return state_dict  # of the optimizer itself, not exported
     key_of = _keys(opt, state_dict)
     flat_shards = [(p, lay) for _, p, lay in opt.laid_out() if isinstance(p, sharding.FlatShard)]
-    steps = _steps(
-        [p for p, _ in flat_shards], [saved.get(key_of[p.owner], {}) for p, _ in flat_shards]
-    )
+    own = [saved.get(key_of[p.owner], {}) for p, _ in flat_shards]
+    if any("stream" in value or any(isinstance(v, dict) for v in value.values()) for value in own):
+        return state_dict  # of the optimizer itself, not exported
+    steps = _steps([p for p, _ in flat_shards], own)
     state = dict(saved)
     for p, _ in flat_shards:
         state.pop(key_of[p.owner], None)

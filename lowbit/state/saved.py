@@ -86,13 +86,13 @@ def _saved_tensor(
 def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """torch's state under this library's names.
 
-    torch's SGD and Muon count no steps,
-    and its Adafactor's means have as many dimensions as the parameter.
+    torch's SGD and Muon and lion-pytorch's Lion count no steps,
+    and torch's Adafactor's means have as many dimensions as the parameter.
     """
-    if (
-        lay.rule.removeprefix("cautious_") in ("sgd", "sgd_momentum", "muon_momentum")
-        and "step" not in saved
-    ):
+    rule = lay.rule.removeprefix("cautious_")
+    if rule == "lion" and saved.keys() == {"exp_avg"}:
+        return {"step": 1.0, **saved}
+    if rule in ("sgd", "sgd_momentum", "muon_momentum") and "step" not in saved:
         buffer = saved.get("momentum_buffer")
         if buffer is None:  # SGD before its first step
             return {

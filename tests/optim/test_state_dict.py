@@ -114,6 +114,19 @@ def test_unknown_layouts_raise_and_say_what_to_do(state, word):
     assert same(before, bits(opt)), "a refused load leaves the optimizer as it was"
 
 
+def test_lion_goes_on_from_a_state_that_counts_no_steps():
+    """lion-pytorch's is the average alone; Lion's steps do not depend on their number."""
+    torch.manual_seed(0)
+    p, mean = nn.Parameter(torch.randn(64, 80)), torch.randn(64, 80)
+    opt = lowbit.Lion([p], lr=1e-2, state_format="float32")
+    opt.load_state_dict({**opt.state_dict(), "state": {0: {"exp_avg": mean.clone()}}})
+    p.grad = torch.randn(64, 80)
+    want = p.detach() - 1e-2 * (0.9 * mean + 0.1 * p.grad).sign()
+    opt.step()
+    torch.testing.assert_close(p.detach(), want)
+    torch.testing.assert_close(opt.state[p]["exp_avg"], 0.99 * mean + 0.01 * p.grad)
+
+
 def test_state_of_another_format_is_decoded_and_encoded():
     net = model()
     full_precision = lowbit.AdamW(net.parameters(), state_format="bfloat16")

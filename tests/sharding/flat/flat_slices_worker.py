@@ -230,6 +230,35 @@ def float32_view() -> list[str]:
     return wrong + unequal(again, alone("8bit")[3])
 
 
+def float32_view_beside_ordinary() -> bool:
+    """A parameter that no vector holds, as FSDP1 leaves those of modules that it does not wrap."""
+
+    def made():
+        begin, n = ranges_of("each", "square")[dist.get_rank()]
+        vector = torch.nn.Parameter(drawn("square", -1).reshape(-1)[begin : begin + n].clone())
+        params = {"square": vector, "odd": torch.nn.Parameter(drawn("odd", -1))}
+        opt = lowbit.AdamW(list(params.items()), **OPTIONS)
+        held = FlatSlice(vector, "square", SHAPES["square"], begin, n)
+        flat.bind(opt, [held], export="fp32")
+
+        def advance(number):
+            vector.grad = drawn("square", number).reshape(-1)[begin : begin + n].clone()
+            params["odd"].grad = drawn("odd", number)
+            opt.step()
+
+        return opt, list(params.values()), advance
+
+    opt, params, advance = made()
+    again, copies, advance_again = made()
+    advance(0)
+    for p, q in zip(copies, params, strict=True):
+        p.data.copy_(q.data)
+    again.load_state_dict(opt.state_dict())
+    advance(1)
+    advance_again(1)
+    return all(map(torch.equal, copies, params))
+
+
 def clipped() -> tuple[float, float]:
     """The norm of all slices' gradients, and that of whole gradients."""
     opt = build("each", "8bit")

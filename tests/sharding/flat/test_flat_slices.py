@@ -35,6 +35,10 @@ def test_the_float32_view(pool):
     assert pool.run(2, flat_slices_worker.float32_view) == [[]] * 2
 
 
+def test_the_float32_view_beside_a_parameter_that_is_not_flat(pool):
+    assert pool.run(2, flat_slices_worker.float32_view_beside_ordinary) == [True] * 2
+
+
 def test_clipping_takes_the_norm_of_all_ranks(pool):
     for found, want in pool.run(2, flat_slices_worker.clipped):
         assert found == want
