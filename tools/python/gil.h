@@ -7,14 +7,15 @@
 
 namespace lowbit::ckpt::python {
 
-/// `take` takes Python's lock. An interpreter that is shutting down never gives it to this thread: before 3.14 CPython
-/// ends the thread instead (pthread_exit), which unwinds its frames, and a destructor on the way, or a std::thread that
-/// nobody has joined, ends the process with "terminate called without an active exception". So the thread sleeps until
-/// the process is gone, as it does from 3.14 on.
-template <typename Take>
-auto take_lock(Take take) noexcept {
+/// Calls a function of CPython that takes the lock, or runs Python code, which gives the lock up and takes it again. An
+/// interpreter that is shutting down never gives it to this thread: before 3.14 CPython ends the thread instead
+/// (pthread_exit), which unwinds its frames, and a destructor on the way, or a std::thread that nobody has joined, ends
+/// the process with "terminate called without an active exception". So the thread sleeps until the process is gone, as
+/// it does from 3.14 on.
+template <typename Call>
+auto call_python(Call call) noexcept {
   try {
-    return take();
+    return call();
   } catch (...) {
     while (true) pause();
   }
@@ -25,7 +26,7 @@ class Released {
  public:
   Released() : state_(PyEval_SaveThread()) {}
   ~Released() {
-    take_lock([this] { PyEval_RestoreThread(state_); });
+    call_python([this] { PyEval_RestoreThread(state_); });
   }
   Released(const Released&) = delete;
   Released& operator=(const Released&) = delete;
@@ -37,7 +38,7 @@ class Released {
 /// While it lives, this thread may touch objects; it had released the lock, or never had it.
 class Held {
  public:
-  Held() : state_(take_lock(PyGILState_Ensure)) {}
+  Held() : state_(call_python(PyGILState_Ensure)) {}
   ~Held() { PyGILState_Release(state_); }
   Held(const Held&) = delete;
   Held& operator=(const Held&) = delete;

@@ -53,6 +53,13 @@ StoreEntry entry_of(PyObject* given) {
   return {name_of(name), kKinds[kind], size, name_of(version)};
 }
 
+/// Calls a method; null where it raised.
+template <typename... Arguments>
+PyObject* call_method(PyObject* object, const char* name, const char* format,
+                      Arguments... arguments) {
+  return call_python([&] { return PyObject_CallMethod(object, name, format, arguments...); });
+}
+
 class PythonLocation : public StoreLocation {
  public:
   explicit PythonLocation(Object location) : location_(std::move(location)) {}
@@ -62,13 +69,13 @@ class PythonLocation : public StoreLocation {
   }
   Result<StoreEntry> info(const std::string& name) override {
     return with_gil<StoreEntry>([&] {
-      const Object said(PyObject_CallMethod(location_.get(), "info", "s", name.c_str()));
+      const Object said(call_method(location_.get(), "info", "s", name.c_str()));
       return entry_of(said.get());
     });
   }
   Result<std::vector<StoreEntry>> list() override {
     return with_gil<std::vector<StoreEntry>>([&] {
-      const Object said(PyObject_CallMethod(location_.get(), "list", nullptr));
+      const Object said(call_method(location_.get(), "list", nullptr));
       std::vector<StoreEntry> out;
       for (Py_ssize_t i = 0; i < PyList_Size(said.get()); ++i)
         out.push_back(entry_of(PyList_GetItem(said.get(), i)));
@@ -77,9 +84,9 @@ class PythonLocation : public StoreLocation {
   }
   Result<std::string> read(const std::string& name, uint64_t begin, uint64_t end) override {
     return with_gil<std::string>([&] {
-      const Object said(PyObject_CallMethod(location_.get(), "read", "sKK", name.c_str(),
-                                            static_cast<unsigned long long>(begin),
-                                            static_cast<unsigned long long>(end)));
+      const Object said(call_method(location_.get(), "read", "sKK", name.c_str(),
+                                    static_cast<unsigned long long>(begin),
+                                    static_cast<unsigned long long>(end)));
       return bytes_of(said.get());
     });
   }
@@ -93,10 +100,11 @@ class PythonLocation : public StoreLocation {
 void use_python_stores() {
   set_open_store([](const std::string& url) {
     return with_gil<std::shared_ptr<StoreLocation>>([&]() -> std::shared_ptr<StoreLocation> {
-      const Object module(PyImport_ImportModule("lowbit.checkpoint.object_store"));
+      const Object module(
+          call_python([] { return PyImport_ImportModule("lowbit.checkpoint.object_store"); }));
       const Object given = bytes(url);
       return std::make_shared<PythonLocation>(
-          Object(PyObject_CallMethod(module.get(), "location", "O", given.get())));
+          Object(call_method(module.get(), "location", "O", given.get())));
     });
   });
 }

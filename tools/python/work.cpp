@@ -61,9 +61,11 @@ void run(PyObject* callback, const std::function<Status(const Progress&)>& work)
   const auto answer = [&](std::optional<std::pair<uint64_t, uint64_t>> question) {
     if (raised) return false;
     try {
-      check(PyErr_CheckSignals());
+      check(call_python(PyErr_CheckSignals));
       if (!question || callback == Py_None) return true;
-      const Object said(PyObject_CallFunction(callback, "KK", question->first, question->second));
+      const Object said(call_python([&] {
+        return PyObject_CallFunction(callback, "KK", question->first, question->second);
+      }));
       const int go_on = said.get() == Py_None ? 1 : PyObject_IsTrue(said.get());
       if (go_on < 0) throw Raised();
       return go_on == 1;
