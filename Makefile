@@ -55,8 +55,8 @@ check: setup $(VENV)/tests lint  ## before a commit: format, lint, types, layeri
 # make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
 # make test MARK= also those that take half a minute each (pytest.mark.long, planted mistakes in kernels), make test MARK=slow what `make check` leaves out: CI runs all.
 MARK = not long
-# More at a time than there are cores: many wait for ranks, files and each other.
-WORKERS ?= 4
+# Three at a time on two cores: many wait for ranks, files and each other. Four, with other gates beside them, took longer.
+WORKERS ?= 3
 ifeq ($(T),)
 test: programs $(VENV)/tests  ## builds and runs the tests; MARK=: all; T=FILE[::NAME] or T=C++_TEST: some
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2 $(if $(findstring not long,$(MARK)),--exclude-regex mutations)
