@@ -24,7 +24,7 @@ Result<std::vector<bool>> ends_of(const std::string& format, int bits, bool is_s
   for (int i = 0; i < kWide; ++i)
     sample[static_cast<size_t>(i)] =
         std::ldexp(is_signed && i >= kWide / 2 ? -1.0f : 1.0f, -(i % 21));
-  const auto samples = floats_by([&sample](uint64_t first, uint64_t count, float* out) {
+  const auto samples = floats_by([sample](uint64_t first, uint64_t count, float* out) {
     std::copy_n(sample.begin() + static_cast<std::ptrdiff_t>(first), count, out);
     return fine();
   });

@@ -22,13 +22,14 @@ class Source {
   /// Reads elements [first, first + count), row-major and in the dtype of the leaf, into `out`.
   virtual Status read(uint64_t first, uint64_t count, void* out) = 0;
 };
-/// A source whose `read` is a function, which owns what it captures.
-template <class Read>
-std::shared_ptr<Source> source_by(Read read) {
-  class Made : public Source {
+
+/// A Base (Source, or Floats) whose `read` is a function, which owns what it captures.
+template <class Base, class Out, class Read>
+std::shared_ptr<Base> reading_by(Read read) {
+  class Made : public Base {
    public:
     explicit Made(Read read) : read_(std::move(read)) {}
-    Status read(uint64_t first, uint64_t count, void* out) override {
+    Status read(uint64_t first, uint64_t count, Out* out) override {
       return read_(first, count, out);
     }
 
@@ -36,6 +37,10 @@ std::shared_ptr<Source> source_by(Read read) {
     Read read_;
   };
   return std::make_shared<Made>(std::move(read));
+}
+template <class Read>
+std::shared_ptr<Source> source_by(Read read) {
+  return reading_by<Source, void>(std::move(read));
 }
 
 /// A leaf of the tree: a tensor whose elements can be read from anywhere, or a value. The second of

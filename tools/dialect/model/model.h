@@ -25,17 +25,7 @@ class Floats {
 /// Numbers whose `read` is a function, which owns what it captures.
 template <class Read>
 std::shared_ptr<Floats> floats_by(Read read) {
-  class Made : public Floats {
-   public:
-    explicit Made(Read read) : read_(std::move(read)) {}
-    Status read(uint64_t first, uint64_t count, float* out) override {
-      return read_(first, count, out);
-    }
-
-   private:
-    Read read_;
-  };
-  return std::make_shared<Made>(std::move(read));
+  return reading_by<Floats, float>(std::move(read));
 }
 
 /// State in the terms of lowbit's own formats, bit for bit: what another dialect can relabel
