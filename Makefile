@@ -104,16 +104,17 @@ endif
 
 # The package's modules under the same sanitizers, loaded by Python in the place of the installed ones (tests/support/sanitized): the fast tests of some rooms.
 # A process of its own for each file, since what a sanitizer keeps of freed memory adds up. Leaks are Python's own, and left to tests/optim/test_operator_leak.py.
-SANITIZED ?= tests/optim tests/state tests/gradients tests/checkpoint
+SANITIZED ?= tests/optim tests/state tests/gradients tests/checkpoint tests/sharding
 SANITIZERS = $(foreach l,libasan.so libubsan.so libstdc++.so,$(shell $${CXX:-c++} -print-file-name=$(l)))
 sanitize-python: setup $(VENV)/tests  ## the fast tests on sanitized operators and readers; SANITIZED=: files or folders
 	@$(BIN)/cmake -S . -B build/sanitize-python -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja -DPython_EXECUTABLE=$(CURDIR)/$(PYTHON) \
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DLOWBIT_ISAS=native -DLOWBIT_CUDA=OFF \
 	  -DLOWBIT_SANITIZE=address$(COMMA)undefined >$(VENV)/cmake-sanitize-python.log || { cat $(VENV)/cmake-sanitize-python.log; exit 1; }
 	@$(call shown,build-sanitize-python.log,$(BIN)/cmake --build build/sanitize-python --target _ops _tensors _checkpoint)
-	@PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 PYTHONMALLOC=malloc LD_PRELOAD="$(SANITIZERS)" ASAN_OPTIONS=detect_leaks=0 \
-	  LOWBIT_SANITIZED=$(CURDIR)/build/sanitize-python PYTHONPATH=$(CURDIR)/tests/support/sanitized \
-	  $(PYTHON) -m pytest -q -m "not slow" $(SANITIZED)
+	@grep -rL --include='test_*.py' '^pytestmark.*mark\.\(slow\|long\|product\|whole\)' $(SANITIZED) | LC_ALL=C sort | \
+	  xargs -P 2 -I FILE env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 PYTHONMALLOC=malloc LD_PRELOAD="$(SANITIZERS)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 LOWBIT_SANITIZED=$(CURDIR)/build/sanitize-python \
+	  PYTHONPATH=$(CURDIR)/tests/support/sanitized $(PYTHON) -m pytest -q --capture=sys -p no:warnings FILE
 
 # A run with random disturbances beside one without: kills, other numbers of ranks, a late rank, a full disk. make soak MINUTES=60
 soak: setup $(VENV)/tests  ## checkpoints of a run that is disturbed at random have the bytes of one that is not; MINUTES=

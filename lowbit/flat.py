@@ -22,7 +22,7 @@ from lowbit.state.layout import Layout
 from lowbit.state.load import load_by_param
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
 from lowbit.state.settings import settings_by_name
-from lowbit.state.slot import StateTensor
+from lowbit.state.slot import Slot, StateTensor
 from lowbit.state.torch_functions import refuse_torch_functions
 
 __all__ = ["FlatSlice", "bind", "get_state_dict", "set_state_dict"]
@@ -57,7 +57,8 @@ def bind(
         opt: the optimizer of the vectors.
         slices: the parameters, in any order of the vectors; replaces those of an earlier call.
         export: "fp32" makes `opt.state_dict()` return float32 moments in the shape of the vectors,
-            and `load_state_dict` take them. None (default) keeps the quantized state dict.
+            and of ordinary parameters beside them, and `load_state_dict` take them. None (default)
+            keeps the quantized state dict.
         by_parts: True if something steps one group or one tensor after another, by leaving the
             others out of `opt.param_groups`, as DeepSpeed's ZeRO does. False (default) takes a
             missing one for removed.
@@ -273,19 +274,30 @@ def _check_exportable(opt: LowbitOptimizer) -> None:
             )
 
 
+def _expressible(p: Any, lay: Layout) -> bool:
+    """Whether one number per element says all of a plain parameter's state."""
+    return not (sharding.is_sharded(p) or lay.auxiliary or lay.compensation)
+
+
 def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-    """The state dict with float32 moments in the shape of the flat shards."""
+    """The state dict with float32 moments in the shape of the flat shards, and of parameters that
+    FSDP1 leaves alone: another wrapping makes them a part of a flat shard.
+    """
     key_of = _keys(opt, state_dict)
     state = dict(state_dict["state"])
     made: dict[Any, dict[str, Any]] = {}
     for _, p, lay in opt.laid_out():
         kept = opt.state_of(p)
-        if not isinstance(p, sharding.FlatShard) or not kept:
+        flat_shard = isinstance(p, sharding.FlatShard)
+        if not kept or not (flat_shard or _expressible(p, lay)):
             continue
-        shown = made.setdefault(key_of[p.owner], {})
+        shown = made.setdefault(key_of[p.owner if flat_shard else p], {})
         shown["step"] = kept["step"].clone()
         for slot in lay.slots:
             values = dequantize_slot([kept[e.key] for e in slot.entries(lay.part)], lay, slot)
+            if not flat_shard:
+                shown[slot.name] = values.clone()
+                continue
             here = p.part.without_room(values)
             if slot.name not in shown:
                 shape = p.owner.shape  # one dimension, unless it is not sharded
@@ -326,17 +338,31 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         whole = sharding.complete(p, flats)
         loaded: dict[str, Any] = {"step": float(step)}
         for slot, rows in zip(lay.slots, whole, strict=True):
-            if slot.scale == "block":  # the same codes, as far as the values determine them
-                tensors = quantize_decoded(rows.reshape(p.part.rows, p.cols), slot)
-                entries = slot.entries(lay.part)
-                loaded |= {e.key: t for e, t in zip(entries, tensors, strict=True)}
-            else:
-                loaded[slot.name] = rows
+            loaded |= _quantized(rows, lay, slot)
         if p.alone:
             state[key_of[p.owner]] = loaded
         else:
             state.setdefault(key_of[p.owner], {})[p.name] = loaded
+    for _, p, lay in opt.laid_out():
+        if not _expressible(p, lay):
+            continue
+        value = saved.get(key_of[p], {})
+        if "stream" not in value:
+            state[key_of[p]] = dict(value)
+            for slot in lay.slots:
+                if isinstance(value.get(slot.name), Tensor):
+                    state[key_of[p]] |= _quantized(value[slot.name], lay, slot)
     return {**state_dict, "state": state}
+
+
+def _quantized(values: Tensor, lay: Layout, slot: Slot) -> dict[str, Tensor]:
+    """A whole moment as a state dict has it: with the codes that it came from, as far as its values
+    determine them.
+    """
+    if slot.scale != "block":
+        return {slot.name: values}
+    tensors = quantize_decoded(values.to(torch.float32).reshape(lay.part.rows, lay.part.cols), slot)
+    return {e.key: t for e, t in zip(slot.entries(lay.part), tensors, strict=True)}
 
 
 def _keys(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> dict[Tensor, Any]:

@@ -33,10 +33,11 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
         model: the module that FSDP1 wrapped, or one that contains such modules.
         opt: the optimizer of its parameters.
         export: "fp32" makes `opt.state_dict()` return float32 moments in the shape of the flat
-            shards, and `load_state_dict` take them. torch's `FSDP.optim_state_dict` and
-            `torch.distributed.checkpoint.state_dict` then work. Loading quantizes the moments
-            again, which restores the same values in all formats but `log8`, `log8_signed` and
-            `log16` (docs/sharding-details.md). None (default) keeps the quantized state dict.
+            shards, and of parameters that FSDP1 leaves alone, and `load_state_dict` take them.
+            torch's `FSDP.optim_state_dict` and `torch.distributed.checkpoint.state_dict` then
+            work. Loading quantizes the moments again, which restores the same values in all
+            formats but `log8`, `log8_signed` and `log16` (docs/sharding-details.md). None
+            (default) keeps the quantized state dict.
 
     Raises:
         ValueError: some or all of the optimizer's parameters are not in `model`;

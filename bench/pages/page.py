@@ -151,7 +151,8 @@ def step(cases: list[dict]) -> str:
         clocks = ", ".join(f"{k} {v}" for k, v in c["clocks"].items())
         parts.append(
             folded(
-                f"{workload(c)}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} tensors",
+                f"{workload(c)}, {c['numel'] / 1e6:,.1f} M parameters in {c['tensors']:,} "
+                f"tensor{'s' * (c['tensors'] != 1)}",
                 of_workload(c["rows"]),
                 f"Just after: {clocks}" if clocks else "",
                 left_out(c["missing"]) if c["missing"] else "",

@@ -1,5 +1,6 @@
 // Reception of low-rank steps: the passes of cpu/matrices/lowrank.h over the local shard of one
 // parameter, each checked and cut among threads. lowbit/step/lowrank.py drives them and reduces over ranks between.
+#include <algorithm>
 #include <cmath>
 #include <mutex>
 #include <string>
@@ -65,7 +66,7 @@ Tensor made(const Tensor& like, std::initializer_list<int64_t> sizes, ScalarType
 }
 Tensor no_words(const Tensor& like, int64_t count) {
   Tensor words = made(like, {count, ExactSum::kWords}, ScalarType::Long);
-  std::memset(words.mutable_data_ptr(), 0, static_cast<size_t>(count * ExactSum::kWords) * 8);
+  std::fill_n(static_cast<int64_t*>(words.mutable_data_ptr()), count * ExactSum::kWords, 0);
   return words;
 }
 int64_t* words_of(const Tensor& words, int64_t i) {

@@ -57,8 +57,7 @@ void keep_scales(Job& job, int k, const SlotState& state) {
   StateSlot& slot = job.state[k];
   if (!state.combines()) return;
   const std::vector<int64_t>& dims = state.dims;
-  for (size_t d = 1; d < dims.size(); ++d)
-    std::memset(state.absmax[d], 0, static_cast<size_t>(dims[d]) * sizeof(float));
+  for (size_t d = 1; d < dims.size(); ++d) std::fill_n(state.absmax[d], dims[d], 0.0f);
   int64_t inner = job.cols;
   for (size_t d = 1; d < dims.size(); ++d) {
     auto* bits = reinterpret_cast<uint32_t*>(state.absmax[d]);
@@ -191,7 +190,8 @@ void begin_phase(const Plan& plan, std::vector<Job>& jobs, const StepCall& call,
   if (phase >= rule.rounds || rule.grid_factor[phase] < 0) return;
   for (const WorkspaceTensor tensor : {kRowSums, kColSums}) {
     const Tensor& sums = call.workspace[tensor];
-    std::memset(sums.mutable_data_ptr(), 0, static_cast<size_t>(sums.numel()) * sizeof(int64_t));
+    std::fill_n(static_cast<int64_t*>(sums.mutable_data_ptr()), sums.numel(),
+                0);  // none of an empty tensor
   }
 }
 

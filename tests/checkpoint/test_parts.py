@@ -21,6 +21,7 @@ import torch.distributed.checkpoint as dcp
 from lowbit import checkpoint
 from tests.checkpoint.storage import shared_reads_worker
 from tests.support.files import megatron
+from tests.support.paths import preloading
 from tests.support.peers.files import TOOL
 from tests.support.require import need
 
@@ -413,7 +414,7 @@ def preload(folder, code):
     subprocess.run(
         [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
     )
-    return {**os.environ, "LD_PRELOAD": str(folder / "shim.so")}
+    return {**os.environ, **preloading(folder / "shim.so")}
 
 
 def test_a_kill_while_the_folder_is_removed_leaves_no_parts(source, tmp_path):

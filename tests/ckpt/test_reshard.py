@@ -24,6 +24,7 @@ import zstandard
 
 from tests.ckpt.ckpt_folders import assert_torch_reads, inspect, same, saved
 from tests.support.files.systems import mounted
+from tests.support.paths import preloading
 from tests.support.peers.files import TOOL, need_tool, run
 from tests.support.require import need
 
@@ -399,7 +400,7 @@ def test_file_systems_that_cannot_exchange_folders(tmp_path):
         subprocess.run(
             [TOOL, "reshard", tmp_path / "a", tmp_path / "b", "--world-size", str(ranks), *force],
             check=True,
-            env={**os.environ, "LD_PRELOAD": str(tmp_path / "shim.so")},
+            env={**os.environ, **preloading(tmp_path / "shim.so")},
         )
         assert inspect(tmp_path / "b")["files"] == ranks
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "shim.c", "shim.so"]

@@ -1,8 +1,8 @@
 // Matrix products of float32 in one fixed order.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
-#include <cstring>
 #include <vector>
 
 #include "core/bits.h"
@@ -26,7 +26,7 @@ void product(Load&& a_load, const float* b, int64_t b_row, int64_t b_col, int64_
       sums(static_cast<size_t>(panels * K::kRows * K::kWidth));
   for (int64_t row = begin; row < end; row += K::kRows) {
     const int rows = length(row, end, K::kRows);
-    std::memset(sums.data(), 0, sums.size() * sizeof(double));
+    std::fill(sums.begin(), sums.end(), 0.0);
     for (int64_t at = 0; at < depth; at += K::kDepth) {
       const int deep = length(at, depth, K::kDepth);
       for (int i = 0; i < rows; ++i) {

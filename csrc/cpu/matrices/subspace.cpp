@@ -165,13 +165,13 @@ void gram(const GradRows& g, bool tall, int64_t begin, int64_t end, double* a) {
   for (int64_t row = begin; row < end; row += K::kRows) {
     const int rows = length(row, end, K::kRows);
     const int64_t used = ceil_div(row + rows, K::kWidth);
-    std::memset(sums.data(), 0, sums.size() * sizeof(double));
+    std::fill(sums.begin(), sums.end(), 0.0);
     for (int64_t at = 0; at < depth; at += K::kDepth) {
       const int deep = length(at, depth, K::kDepth);
       slice(g, tall, row, rows, at, deep, left.data(), K::kDepth, 1);
       for (int64_t q = 0; q < used; ++q) {
         const int wide = length(q * K::kWidth, n, K::kWidth);
-        std::memset(right.data(), 0, right.size() * sizeof(double));
+        std::fill(right.begin(), right.end(), 0.0);
         slice(g, tall, q * K::kWidth, wide, at, deep, right.data(), 1, K::kWidth);
         kernel.multiply(left.data(), right.data(), &sums[index(q * K::kRows * K::kWidth)], rows,
                         deep, wide);

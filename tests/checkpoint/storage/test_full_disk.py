@@ -9,7 +9,7 @@ import pytest
 
 from tests.checkpoint.storage import full_disk_worker as worker
 from tests.support.files.systems import mounted
-from tests.support.paths import importing_tests
+from tests.support.paths import importing_tests, preloading
 from tests.support.require import need
 
 pytestmark = pytest.mark.slow
@@ -29,7 +29,7 @@ def told(tmp_path_factory):
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=importing_tests(LD_PRELOAD=str(shim)),
+            env=importing_tests(**preloading(shim)),
         )
         for rank in range(2)
     ]

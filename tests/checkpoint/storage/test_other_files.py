@@ -16,6 +16,7 @@ import torch.distributed.checkpoint as dcp
 from lowbit import checkpoint
 from tests.checkpoint.storage import storage_worker
 from tests.checkpoint.storage.storage_files import holds, save
+from tests.support.paths import preloading
 from tests.support.require import need
 
 pytestmark = pytest.mark.slow
@@ -361,7 +362,7 @@ def killed_at(tmp_path_factory):
             text=True,
             env={
                 **os.environ,
-                "LD_PRELOAD": str(folder / "shim.so"),
+                **preloading(folder / "shim.so"),
                 "KILL_AT": "0",
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 **more,

@@ -14,6 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.checkpoint.storage import storage_worker
 from tests.checkpoint.storage.storage_files import holds, save
+from tests.support.paths import preloading
 from tests.support.require import need
 
 
@@ -69,7 +70,7 @@ def without_exchange(tmp_path_factory):
                     os._exit(1)
             print(os.waitstatus_to_exitcode(os.waitpid(saving, 0)[1]), flush=True)"""
     environment = {
-        "LD_PRELOAD": str(folder / "shim.so"),
+        **preloading(folder / "shim.so"),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }

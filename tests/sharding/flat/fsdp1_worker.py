@@ -106,6 +106,57 @@ def not_sharded(orig: bool) -> bool:
     return digest(opts[0], 1) == digest(opts[1], 1)
 
 
+def wrapped_otherwise(orig: bool) -> dict[str, bool]:
+    """Torch's functions save where FSDP1 has one module of the model, and load where it has all of
+    it: parameters that it left alone become parts of a flat shard, with the same next step.
+    """
+
+    def made(root: bool):
+        model: nn.Module = Words(False)
+        if not root:
+            model.layer = FullyShardedDataParallel(model.layer, use_orig_params=orig, device_id=CPU)
+        else:
+            model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
+        opt = lowbit.AdamW(model.named_parameters(), lr=1e-2, min_numel=1024)
+        lowbit.fsdp1.bind(model, opt, export="fp32")
+        return model, opt
+
+    def advance(model, opt, number):
+        opt.zero_grad()
+        model(torch.arange(number, number + 9)).square().sum().backward()
+        opt.step()
+
+    def whole(model, opt):
+        """What torch's functions gather: rank 0 has it."""
+        saved = FullyShardedDataParallel.optim_state_dict(model, opt)["state"]
+        return {name: {key: t.clone() for key, t in of.items()} for name, of in saved.items()}
+
+    same = {}
+    for there in (True, False):
+        (source, opt), (target, again) = made(not there), made(there)
+        advance(source, opt, 0)
+        saved = FullyShardedDataParallel.optim_state_dict(source, opt)
+        again.load_state_dict(
+            FullyShardedDataParallel.optim_state_dict_to_load(target, again, saved)
+        )
+        with (
+            FullyShardedDataParallel.summon_full_params(source),
+            FullyShardedDataParallel.summon_full_params(target),
+        ):
+            for p, q in zip(target.parameters(), source.parameters(), strict=True):
+                p.data.copy_(q.data)
+        advance(source, opt, 1)
+        advance(target, again, 1)
+        ours, theirs = whole(source, opt), whole(target, again)
+        key = "to the whole model" if there else "to a module of it"
+        same[key] = ours.keys() == theirs.keys() and all(
+            torch.equal(ours[name][slot], theirs[name][slot])
+            for name in ours
+            for slot in ("exp_avg", "exp_avg_sq", "step")
+        )
+    return same
+
+
 def bound_twice() -> list[str]:
     """A second `bind` replaces the first: exported state is loaded, and what other groups get is
     said.

@@ -66,6 +66,15 @@ def test_the_float32_view_of_what_one_rank_has_whole(pool, orig):
     assert all(pool.run(1, fsdp1_worker.not_sharded, orig))
 
 
+@pytest.mark.parametrize("ranks, orig", [(1, True), (1, False), (2, False)])
+def test_the_float32_view_loads_under_another_wrapping(pool, ranks, orig):
+    """FULL state, which torch gathers for parameters inside and outside of FSDP1 alike. On two
+    ranks torch's buffers are right without use_orig_params alone (docs/sharding-details.md).
+    """
+    wanted = {"to the whole model": True, "to a module of it": True}
+    assert pool.run(ranks, fsdp1_worker.wrapped_otherwise, orig) == [wanted] * ranks
+
+
 def test_binding_again_takes_the_place_of_the_call_before(pool):
     for messages in pool.run(2, fsdp1_worker.bound_twice):
         assert len(messages) == 1 and "has 3 parameter groups and the optimizer 2" in messages[0]
