@@ -34,6 +34,8 @@ def writes():
     odd = TensorProperties(
         torch.bfloat16, requires_grad=True, memory_format=torch.preserve_format, pin_memory=True
     )
+    if hasattr(odd, "strides"):  # torch 2.15
+        odd.strides = (7, 1)
     return [
         WriteItem(
             MetadataIndex("a", size(2, 0)),

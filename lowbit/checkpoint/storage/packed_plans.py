@@ -39,13 +39,14 @@ _FIELDS = {
     ReadItem: ("type", "dest_index", "dest_offsets", "storage_index", "storage_offsets", "lengths"),
     WriteItem: ("index", "type", "bytes_io_data", "tensor_data"),
     TensorWriteData: ("chunk", "properties", "size"),
-    TensorProperties: ("dtype", "layout", "requires_grad", "memory_format", "pin_memory"),
     ChunkStorageMetadata: ("offsets", "sizes"),
     MetadataIndex: ("fqn", "offset", "index"),
     WriteResult: ("index", "size_in_bytes", "storage_data"),
     _StorageInfo: ("relative_path", "offset", "length", "transform_descriptors"),
 }
+_PROPERTIES = tuple(f.name for f in fields(TensorProperties))  # torch 2.15 has strides too
 _KNOWN = all(tuple(f.name for f in fields(cls)) == names for cls, names in _FIELDS.items())
+_values_of = operator.attrgetter(*_PROPERTIES)
 _Rows = list[tuple[Any, ...]]
 _SENT: weakref.WeakValueDictionary[str, Items | Results] = weakref.WeakValueDictionary()
 
@@ -292,8 +293,7 @@ def _write_rows(items: list[WriteItem]) -> tuple[_Rows, list[Any]]:
             rows.append(row)
             continue
         p = data.properties
-        key = (p.dtype, p.layout, p.requires_grad, p.memory_format, p.pin_memory)
-        number = numbers.setdefault(key, len(shared))
+        number = numbers.setdefault(_values_of(p), len(shared))
         if number == len(shared):
             shared.append(p)
         rows.append(
@@ -304,7 +304,7 @@ def _write_rows(items: list[WriteItem]) -> tuple[_Rows, list[Any]]:
 
 def _writes(rows: _Rows, shared: list[TensorProperties]) -> Iterable[WriteItem]:
     size = torch.Size
-    values = [(p.dtype, p.layout, p.requires_grad, p.memory_format, p.pin_memory) for p in shared]
+    values = [_values_of(p) for p in shared]
     kinds = {kind.value: kind for kind in WriteItemType}
     for name, at, number, kind, *more in rows:
         data = None
