@@ -118,7 +118,8 @@ class SteppingOptimizer(StatefulOptimizer):
             return []
         params = [p for group in self.param_groups for p in group["params"]]
         if self.kept.presence is None or not self.kept.presence.of(params):
-            self.kept.presence = Presence(params, self.laid_out())
+            name_of = {member.p: member.name for member in self.members()}
+            self.kept.presence = Presence(params, self.laid_out(), name_of)
         return self.kept.presence.lacking(same=False, stepped=self.stepped_early)
 
     def prepare_step(self) -> bool:

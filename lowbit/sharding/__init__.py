@@ -4,6 +4,7 @@ Of the other rooms only checkpoint imports torch.distributed, for its storage.
 """
 
 from lowbit.sharding.addends import Chunks, exchange_rows, gather, size_and_rank
+from lowbit.sharding.agreement import disagreement
 from lowbit.sharding.boxes import Boxes, boxes
 from lowbit.sharding.chunks import Spread, complete, to_chunks
 from lowbit.sharding.collective import (
@@ -85,6 +86,7 @@ __all__ = [
     "complete",
     "dense_gradient",
     "device_of",
+    "disagreement",
     "exchange_rows",
     "flat_shards",
     "flat_shards_of",

@@ -82,14 +82,14 @@ def ranks_in_both(group: Any, other: Any) -> list[int]:
     return sorted({*dist.get_process_group_ranks(group)} & {*dist.get_process_group_ranks(other)})
 
 
-def gathered_objects(mine: Any) -> list[Any]:
-    """An object of every rank of the default process group, in rank order;
-    one without such a group. A collective.
+def gathered_objects(mine: Any, group: Any = None) -> list[Any]:
+    """An object of every rank of a process group, in rank order; None (default) is the default
+    group, and one object without such a group. A collective.
     """
     import torch.distributed as dist
 
     if not (dist.is_available() and dist.is_initialized()):
         return [mine]
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, mine)
+    found: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(found, mine, group=group)
     return found

@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lowbit.sharding.agreement import first_difference
+from lowbit.sharding.collective import gathered_objects
 from lowbit.sharding.flat_shard import Flat, FlatShard, flat_of
 from lowbit.sharding.tensor import is_dtensor
 
@@ -102,7 +104,7 @@ def section(
 
 
 def flat_shards(slices: Sequence[FlatSlice], wrong: str | None) -> list[FlatShard]:
-    """The flat shards of slices. A collective of each group whose ranges are not given.
+    """The flat shards of slices. A collective of each group of several ranks.
 
     Args:
         wrong: what the caller found wrong already, so that every rank of a collective raises.
@@ -115,14 +117,15 @@ def flat_shards(slices: Sequence[FlatSlice], wrong: str | None) -> list[FlatShar
     # A rank that has no slices, which is wrong, tells all ranks so.
     asking: dict[Any, list[FlatSlice]] = {} if slices else {None: []}
     for each in slices:
-        if each.ranges is None:
+        if each.ranges is None or len(each.ranges) > 1:
             asking.setdefault(each.group, []).append(each)
     for group, several in asking.items():
         told = _told(group, several, wrong)
         wrong = wrong or next((error for error, _ in told if error), None) or _differing(told)
         if not wrong:
             for i, each in enumerate(several):
-                ranges[id(each)] = [said[i][2] for _, said in told]
+                if each.ranges is None:
+                    ranges[id(each)] = [said[i][2] for _, said in told]
     for each in () if wrong else slices:
         if wrong := _uncovered(each.name, math.prod(each.shape), ranges[id(each)] or ()):
             break
@@ -138,14 +141,8 @@ def _told(
     group: Any, slices: Iterable[FlatSlice], wrong: str | None
 ) -> list[tuple[str | None, list[Said]]]:
     """What every rank of a group says about its slices."""
-    import torch.distributed as dist
-
     mine = [(each.name, tuple(each.shape), (each.offset, each.length)) for each in slices]
-    if not dist.is_initialized() or dist.get_world_size(group) == 1:
-        return [(wrong, mine)]
-    told: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, (wrong, mine), group=group)
-    return told
+    return gathered_objects((wrong, mine), group)
 
 
 def _unfit(slices: Iterable[FlatSlice]) -> str | None:
@@ -228,21 +225,11 @@ def _contradicted(each: FlatSlice, ranges: Sequence[Range]) -> str | None:
 
 def _differing(told: Sequence[tuple[str | None, list[Said]]]) -> str | None:
     """What is wrong if ranks do not list the same parameters in the same order."""
-    (_, first), *others = told
-    for rank, (_, other) in enumerate(others, start=1):
-        for i in range(max(len(first), len(other))):
-            here, there = (said[i][:2] if i < len(said) else None for said in (first, other))
-            if here != there:
-                return (
-                    f"flat slice {i} is {_shown(here)} on rank 0 and {_shown(there)} on rank "
-                    f"{rank}: pass the same names and shapes in the same order on every rank, with "
-                    "length=0 where a rank has none of a parameter"
-                )
-    return None
-
-
-def _shown(said: tuple[str, tuple[int, ...]] | None) -> str:
-    return "missing" if said is None else f"{said[0]!r} of shape {said[1]}"
+    difference = first_difference([[said[:2] for said in each] for _, each in told])
+    return difference and (
+        f"flat slice {difference}: pass the same names and shapes in the same order on every rank, "
+        "with length=0 where a rank has none of a parameter"
+    )
 
 
 def _uncovered(name: str, numel: int, ranges: Sequence[Range]) -> str | None:

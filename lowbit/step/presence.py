@@ -4,7 +4,7 @@ agreed on before collectives that depend on it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -30,13 +30,20 @@ class Presence:
     FSDP2 gives all ranks the gradients of its own parameters, so matrices and vectors are not.
     """
 
-    def __init__(self, params: Sequence[Any], laid_out: Iterable[tuple[Any, Any, Layout]]) -> None:
+    def __init__(
+        self,
+        params: Sequence[Any],
+        laid_out: Iterable[tuple[Any, Any, Layout]],
+        name_of: Mapping[Any, str | None],
+    ) -> None:
         """
         Args:
             params: all parameters of the optimizer, to compare with.
             laid_out: (group, parameter, layout) of each.
+            name_of: their names, by which ranks see whether they have them in the same order.
         """
         self._params = list(params)
+        self._name_of = name_of
         together: dict[tuple[Any, ...], list[Any]] = {}
         reduced = set()
         for _, p, lay in laid_out:
@@ -49,6 +56,7 @@ class Presence:
         together = {groups: found for groups, found in together.items() if groups in reduced}
         self._together = list(together.items())
         self._mine: list[Tensor] = []
+        self._compared = False
 
     def of(self, params: Sequence[Any]) -> bool:
         """Whether these are still the optimizer's parameters."""
@@ -70,6 +78,8 @@ class Presence:
         # replays have the gradients of earlier steps, which asked
         if not self._together or capturing():
             return []
+        if not self._compared:
+            self._compare()
         if not same or not self._mine or stepped:
             self._mine = [
                 torch.tensor(
@@ -98,6 +108,21 @@ class Presence:
             # a repeated step has gradients where this one lacked them, which were given zeros
             self._mine = []
         return found
+
+    def _compare(self) -> None:
+        """Raises ValueError where ranks have other parameters, or the same in another order."""
+        for groups, params in self._together:
+            listed = [(self._name_of[p], tuple(p.shape)) for p in params]
+            for group in groups:
+                device = sharding.local(params[0]).device
+                if difference := sharding.disagreement(listed, group, device):
+                    raise ValueError(
+                        f"ranks of one process group give this optimizer different parameters, or "
+                        f"in another order: of those that the group holds parameter {difference}. "
+                        "Build it from the same list on every rank; a set has another order in "
+                        "each process, so sort it"
+                    )
+        self._compared = True
 
 
 def give_zeros(lacking: Iterable[tuple[Any, torch.dtype]]) -> None:
