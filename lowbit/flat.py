@@ -49,9 +49,10 @@ def bind(
         start=0)])
 
     It is a collective of each slice's group, unless each rank holds its parameters by itself. A
-    rank without slices, which is an error, tells it to all ranks of the default group. Elements of a vector that
-    lie in no slice are padding, which no step changes. A tensor of the optimizer without slices
-    stays an ordinary parameter. A slice with `start` keeps its state in a dict of states by name.
+    rank without slices, which is an error, tells it to all ranks of the default group. Elements of
+    a vector that lie in no slice are padding, which no step changes. A tensor of the optimizer
+    without slices stays an ordinary parameter. A slice with `start` keeps its state in a dict of
+    states by name.
 
     Args:
         opt: the optimizer of the vectors.

@@ -117,9 +117,9 @@ class Presence:
                 device = sharding.local(params[0]).device
                 if difference := sharding.disagreement(listed, group, device):
                     raise ValueError(
-                        f"ranks of one process group give this optimizer different parameters, or "
-                        f"in another order: of those that the group holds parameter {difference}. "
-                        "Build it from the same list on every rank; a set has another order in "
+                        "ranks of one process group give this optimizer different parameters, or "
+                        f"the same in another order: the group's parameter {difference}. Build the "
+                        "optimizer from the same list on every rank; a set has another order in "
                         "each process, so sort it"
                     )
         self._compared = True
