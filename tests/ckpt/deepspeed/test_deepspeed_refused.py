@@ -225,6 +225,11 @@ FILES = {
         lambda f: (f / rank_file(1)).unlink(),
         "the file of rank 1 is missing",
     ),
+    "every rank's file has another name": (
+        "zero 1",
+        lambda f: [p.rename(f / f"copy-of-{p.name}") for p in f.glob("*_optim_states.pt")],
+        "the file of rank 0 is missing.*there is copy-of-zero_pp_rank_0_mp_rank_00_optim_states.pt",
+    ),
     "the last rank is missing": (
         "zero 3",
         lambda f: (f / rank_file(2)).unlink(),

@@ -1,5 +1,6 @@
 #include "container/deepspeed/rank_files.h"
 
+#include <algorithm>
 #include <map>
 
 #include "container/deepspeed/file_names.h"
@@ -44,6 +45,16 @@ Result<std::vector<std::string>> find_rank_files(const Parts& parts) {
       return bad(parts.what() + ": has two files of rank " + std::to_string(optimizer->rank) +
                  ", " + printable(at->second) + " and " + printable(name) +
                  ": remove those of the older save");
+  }
+  if (found.empty()) {
+    const auto other = std::find_if(names.begin(), names.end(), [](const std::string& name) {
+      return name.ends_with("_optim_states.pt");
+    });
+    return bad(parts.what() +
+               ": the file of rank 0 is missing (zero_pp_rank_0_mp_rank_00_optim_states.pt)" +
+               (other == names.end() ? ""
+                                     : "; there is " + printable(*other) +
+                                           ": give files the names that DeepSpeed wrote"));
   }
   for (const auto& [rank, name] : found) {
     if (rank != files.size()) return missing(parts, files.size(), found.size());
