@@ -351,8 +351,9 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         if "stream" not in value:
             state[key_of[p]] = dict(value)
             for slot in lay.slots:
-                if isinstance(value.get(slot.name), Tensor):
-                    state[key_of[p]] |= _quantized(value[slot.name], lay, slot)
+                moment = value.get(slot.name)
+                if isinstance(moment, Tensor) and moment.shape == p.shape:
+                    state[key_of[p]] |= _quantized(moment, lay, slot)
     return {**state_dict, "state": state}
 
 
