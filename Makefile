@@ -111,7 +111,7 @@ sanitize-python: setup $(VENV)/tests  ## the fast tests on sanitized operators a
 	  -DCMAKE_BUILD_TYPE=RelWithDebInfo -DCMAKE_CXX_FLAGS_RELWITHDEBINFO="-O1 -g1" -DLOWBIT_ISAS=native -DLOWBIT_CUDA=OFF \
 	  -DLOWBIT_SANITIZE=address$(COMMA)undefined >$(VENV)/cmake-sanitize-python.log || { cat $(VENV)/cmake-sanitize-python.log; exit 1; }
 	@$(call shown,build-sanitize-python.log,$(BIN)/cmake --build build/sanitize-python --target _ops _tensors _checkpoint)
-	@grep -rL --include='test_*.py' '^pytestmark.*mark\.\(slow\|long\|product\|whole\)' $(SANITIZED) | LC_ALL=C sort | \
+	@$(PYTHON) -m tests.support.selection $(SANITIZED) | \
 	  xargs -P 2 -I FILE env PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 PYTHONMALLOC=malloc LD_PRELOAD="$(SANITIZERS)" \
 	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 LOWBIT_SANITIZED=$(CURDIR)/build/sanitize-python \
 	  PYTHONPATH=$(CURDIR)/tests/support/sanitized $(PYTHON) -m pytest -q --capture=sys -p no:warnings FILE

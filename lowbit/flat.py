@@ -297,7 +297,7 @@ def _exported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         for slot in lay.slots:
             values = dequantize_slot([kept[e.key] for e in slot.entries(lay.part)], lay, slot)
             if not flat_shard:
-                shown[slot.name] = values.clone()
+                shown[slot.name] = values if slot.coded else values.clone()
                 continue
             here = p.part.without_room(values)
             if slot.name not in shown:

@@ -127,7 +127,7 @@ def wrapped_otherwise(orig: bool) -> dict[str, bool]:
         opt.step()
 
     def whole(model, opt):
-        """What torch's functions gather: rank 0 has it."""
+        """What torch's functions gather on every rank."""
         saved = FullyShardedDataParallel.optim_state_dict(model, opt)["state"]
         return {name: {key: t.clone() for key, t in of.items()} for name, of in saved.items()}
 

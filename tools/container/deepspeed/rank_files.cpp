@@ -13,11 +13,13 @@ namespace {
 constexpr const char* kUniversal =
     "; let ds_to_universal of DeepSpeed make a Universal Checkpoint of it, which is read";
 
+std::string no_file_of(const Parts& parts, uint64_t rank) {
+  return parts.what() + ": the file of rank " + std::to_string(rank) +
+         " is missing (zero_pp_rank_" + std::to_string(rank) + "_mp_rank_00_optim_states.pt)";
+}
+
 Error missing(const Parts& parts, uint64_t rank, uint64_t found) {
-  return bad(parts.what() + ": the file of rank " + std::to_string(rank) +
-             " is missing (zero_pp_rank_" + std::to_string(rank) +
-             "_mp_rank_00_optim_states.pt); there are those of " + std::to_string(found) +
-             " ranks");
+  return bad(no_file_of(parts, rank) + "; there are those of " + std::to_string(found) + " ranks");
 }
 
 }  // namespace
@@ -50,11 +52,10 @@ Result<std::vector<std::string>> find_rank_files(const Parts& parts) {
     const auto other = std::find_if(names.begin(), names.end(), [](const std::string& name) {
       return name.ends_with("_optim_states.pt");
     });
-    return bad(parts.what() +
-               ": the file of rank 0 is missing (zero_pp_rank_0_mp_rank_00_optim_states.pt)" +
-               (other == names.end() ? ""
-                                     : "; there is " + printable(*other) +
-                                           ": give files the names that DeepSpeed wrote"));
+    return bad(no_file_of(parts, 0) + (other == names.end()
+                                           ? ""
+                                           : "; there is " + printable(*other) +
+                                                 ": give files the names that DeepSpeed wrote"));
   }
   for (const auto& [rank, name] : found) {
     if (rank != files.size()) return missing(parts, files.size(), found.size());
