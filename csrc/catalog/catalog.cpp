@@ -33,7 +33,10 @@ constexpr ParamInfo param_of() {
 template <class U>
 constexpr RuleInfo rule_of() {
   RuleInfo info{U::kName,        U::kSlots,    U::kHypers, factors_of<U>(), rounds_of<U>(),
-                numbers_of<U>(), {-1, -1, -1}, {0, 0, 0},  U::kSlot,        {0, 0, 0}};
+                numbers_of<U>(), {-1, -1, -1}, {0, 0, 0},  U::kSlot,        {0, 0, 0},
+                U::kHyper,       nullptr,      ""};
+  if constexpr (factors_of<U>() > 0) info.factor = U::kFactor;
+  if constexpr (numbers_of<U>() > 0) info.number = U::kNumber;
   if constexpr (rounds_of<U>() > 0) {
     for (int r = 0; r < rounds_of<U>(); ++r)
       info.grid_factor[r] = U::grid_factor(r), info.totals[r] = U::totals(r),

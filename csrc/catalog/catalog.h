@@ -34,6 +34,9 @@ struct RuleInfo {
   int grid_factor[kMaxRounds], totals[kMaxRounds];  // of each round
   const Slot* slot;                                 // state tensors, `slots` of them
   int reads[kMaxRounds];                            // Reads of each round
+  const char* const* hyper;                         // their names, `hypers` of them
+  const char* const* factor;                        // and of `factors`
+  const char* number;                               // "" for a rule without numbers
 };
 
 int state_count();

@@ -1,7 +1,6 @@
 #include "catalog/json.h"
 
 #include "catalog/catalog.h"
-#include "core/registry.h"
 
 namespace lowbit {
 
@@ -30,39 +29,27 @@ namespace {
 using json::flag;
 using json::text;
 
-template <class U>
 std::string rule_json(int index) {
+  const RuleInfo r = rule_info(index);
   std::vector<std::string> slots, hypers, factors, grids;
-  std::string number;
-  if constexpr (factors_of<U>() > 0) {
-    for (int i = 0; i < U::kFactors; ++i) factors.push_back(text(U::kFactor[i]));
+  for (int i = 0; i < r.slots; ++i) {
+    slots.push_back(json::object({{"name", text(r.slot[i].name)},
+                                  {"signed", flag(r.slot[i].is_signed)},
+                                  {"weight", flag(r.slot[i].is_weight)},
+                                  {"slow", flag(r.slot[i].is_slow)}}));
   }
-  if constexpr (numbers_of<U>() > 0) number = U::kNumber;
-  if constexpr (rounds_of<U>() > 0) {
-    for (int i = 0; i < U::kRounds; ++i) grids.push_back(std::to_string(U::grid_factor(i)));
-  }
-  for (int i = 0; i < U::kSlots; ++i) {
-    slots.push_back(json::object({{"name", text(U::kSlot[i].name)},
-                                  {"signed", flag(U::kSlot[i].is_signed)},
-                                  {"weight", flag(U::kSlot[i].is_weight)},
-                                  {"slow", flag(U::kSlot[i].is_slow)}}));
-  }
-  for (int i = 0; i < U::kHypers; ++i) hypers.push_back(text(U::kHyper[i]));
-  return json::object({{"name", text(U::kName)},
+  for (int i = 0; i < r.hypers; ++i) hypers.push_back(text(r.hyper[i]));
+  for (int i = 0; i < r.factors; ++i) factors.push_back(text(r.factor[i]));
+  for (int i = 0; i < r.rounds; ++i) grids.push_back(std::to_string(r.grid_factor[i]));
+  return json::object({{"name", text(r.name)},
                        {"index", std::to_string(index)},
                        {"slots", json::array(slots)},
                        {"hyper", json::array(hypers)},
                        {"factors", json::array(factors)},
-                       {"rounds", std::to_string(rounds_of<U>())},
+                       {"rounds", std::to_string(r.rounds)},
                        {"grids", json::array(grids)},
-                       {"numbers", std::to_string(numbers_of<U>())},
-                       {"number", text(number)}});
-}
-
-template <class... U>
-std::vector<std::string> rules_json(Types<U...>) {
-  int index = 0;
-  return {rule_json<U>(index++)...};
+                       {"numbers", std::to_string(r.numbers)},
+                       {"number", text(r.number)}});
 }
 
 std::string state_json(int index) {
@@ -93,12 +80,12 @@ std::string param_json(int index) {
 }  // namespace
 
 json::Fields catalog_fields() {
-  std::vector<std::string> state, param;
+  std::vector<std::string> state, rules, param;
   for (int i = 0; i < state_count(); ++i) state.push_back(state_json(i));
+  for (int i = 0; i < rule_count(); ++i) rules.push_back(rule_json(i));
   for (int i = 0; i < param_count(); ++i) param.push_back(param_json(i));
-  return {{"state", json::array(state)},
-          {"rules", json::array(rules_json(UpdateRules{}))},
-          {"param", json::array(param)}};
+  return {
+      {"state", json::array(state)}, {"rules", json::array(rules)}, {"param", json::array(param)}};
 }
 
 }  // namespace lowbit

@@ -64,7 +64,7 @@ def test_the_bits_are_those_of_one_process(runs, layout):
     run = runs[4, f"train:{layout}:{layout}"]
     for what, expected in LAYOUTS[layout].items():
         assert run[what] == expected, what
-    assert len(run["losses"]) == 6 and len(set(run["losses"])) == 6
+    assert len(run["losses"]) == 4 and len(set(run["losses"])) == 4
     assert run["half"] == run["alone half"]
     assert run["end"] == run["alone end"] != run["half"]
 
@@ -72,7 +72,7 @@ def test_the_bits_are_those_of_one_process(runs, layout):
 def test_a_resumed_run_is_the_uninterrupted_one(runs):
     whole, resumed = runs[4, "train:ep:ep"], runs[4, "resume:ep:ep"]
     assert resumed["half"] == whole["half"] and resumed["end"] == whole["end"]
-    assert resumed["losses"] == whole["losses"][3:]
+    assert resumed["losses"] == whole["losses"][2:]
 
 
 @pytest.mark.parametrize(
@@ -87,4 +87,4 @@ def test_other_layouts_go_on_with_the_same_bits(runs, ranks, layout, now):
     assert run["half"] == whole["half"] and run["end"] == whole["end"]
     # 4 ranks had 4 batches; the pairs of tensor parallelism had 2, as 2 ranks do.
     if layout == "ep":
-        assert run["losses"] != whole["losses"][3:], "other ranks, other batches"
+        assert run["losses"] != whole["losses"][2:], "other ranks, other batches"

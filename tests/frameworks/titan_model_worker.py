@@ -32,7 +32,7 @@ from lowbit.sharding import whole
 from tests.support.digests import digest, part_of
 from tests.support.ranks.leaving import leave
 
-HALF, ALL = 3, 6  # steps
+HALF, ALL = 2, 4  # steps
 SEQUENCES, LENGTH = 4, 32  # of all ranks in a step; tokens
 # FSDP2 takes the ranks that tensor parallelism leaves; "ep" shards experts over two of them first,
 # and "tp" the inside of every expert. With both, torchtitan cuts no expert inside: experts lie over

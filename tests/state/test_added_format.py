@@ -97,6 +97,7 @@ def test_a_format_of_one_file(tmp_path):
         f"-DPython_EXECUTABLE={sys.executable}",
         "-DLOWBIT_TOOLS=OFF",
         "-DLOWBIT_CUDA=OFF",
+        "-DLOWBIT_ISAS=baseline",
         "-DCMAKE_BUILD_TYPE=Debug",
         "-DCMAKE_CXX_FLAGS_DEBUG=-O0",
     )
