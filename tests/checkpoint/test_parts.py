@@ -21,9 +21,8 @@ import torch.distributed.checkpoint as dcp
 from lowbit import checkpoint
 from tests.checkpoint.storage import shared_reads_worker
 from tests.support.files import megatron
-from tests.support.paths import preloading
 from tests.support.peers.files import TOOL
-from tests.support.require import need
+from tests.support.shim import preloaded
 
 pytestmark = pytest.mark.slow
 
@@ -406,20 +405,9 @@ def test_nothing_is_published_with_a_file_or_a_digest_missing(source):
     checkpoint.verify("out")
 
 
-def preload(folder, code):
-    """The environment of a tool that has this C code in front of libc's."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    need("cc", bool(compiler), "no C compiler")
-    (folder / "shim.c").write_text(code)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
-    )
-    return {**os.environ, **preloading(folder / "shim.so")}
-
-
 def test_a_kill_while_the_folder_is_removed_leaves_no_parts(source, tmp_path):
     """At its third file."""
-    environment = preload(
+    environment = os.environ | preloaded(
         tmp_path,
         """
         #include <signal.h>
@@ -460,7 +448,7 @@ def test_parts_are_no_more_open_than_their_source(source, tmp_path):
 
 
 def test_what_is_not_on_the_disk_is_not_published(source, tmp_path):
-    environment = preload(
+    environment = os.environ | preloaded(
         tmp_path,
         """
         #define _GNU_SOURCE

@@ -24,9 +24,9 @@ import zstandard
 
 from tests.ckpt.ckpt_folders import assert_torch_reads, inspect, same, saved
 from tests.support.files.systems import mounted
-from tests.support.paths import preloading
 from tests.support.peers.files import TOOL, need_tool, run
 from tests.support.require import need
+from tests.support.shim import preloaded
 
 pytestmark = pytest.mark.long
 
@@ -387,20 +387,17 @@ def test_only_checkpoints_are_replaced_and_never_the_source(tmp_path):
 
 def test_file_systems_that_cannot_exchange_folders(tmp_path):
     """renameat2 that always says EINVAL, as NFS does, in front of libc's."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    need("cc", bool(compiler), "no C compiler")
-    shim = tmp_path / "shim.c"
-    shim.write_text(
+    shim = preloaded(
+        tmp_path,
         "#include <errno.h>\nint renameat2(int a, const char* b, int c, const char* d, unsigned e) "
-        "{ errno = EINVAL; return -1; }\n"
+        "{ errno = EINVAL; return -1; }\n",
     )
-    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / "shim.so", shim], check=True)
     saved(tmp_path / "a", {"x": torch.arange(8.0)})
     for ranks, force in ((2, []), (3, ["--force"])):
         subprocess.run(
             [TOOL, "reshard", tmp_path / "a", tmp_path / "b", "--world-size", str(ranks), *force],
             check=True,
-            env={**os.environ, **preloading(tmp_path / "shim.so")},
+            env=os.environ | shim,
         )
         assert inspect(tmp_path / "b")["files"] == ranks
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "shim.c", "shim.so"]

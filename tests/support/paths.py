@@ -16,13 +16,6 @@ def importing_tests(**more: str) -> dict[str, str]:
     return {**said, "PYTHONPATH": os.pathsep.join(path)}
 
 
-def preloading(library: pathlib.Path) -> dict[str, str]:
-    """The part of a program's environment that loads a library before all others but those that are
-    loaded so here, such as a sanitizer's (`make sanitize-python`).
-    """
-    return {"LD_PRELOAD": f"{os.environ.get('LD_PRELOAD', '')} {library}"}
-
-
 def for_build(folder: pathlib.Path) -> dict[str, str]:
     """The environment of a build in a temporary folder: a ccache, where one is used, then finds the
     objects of an earlier folder.

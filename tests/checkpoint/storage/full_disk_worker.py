@@ -7,9 +7,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import pathlib
-import shutil
-import subprocess
 import sys
 import warnings
 
@@ -59,18 +56,6 @@ ssize_t pwritev(int fd, const struct iovec* v, int n, off_t at) {
 }
 ssize_t pwritev64(int fd, const struct iovec* v, int n, off_t at) { return pwritev(fd, v, n, at); }
 """
-
-
-def compiled(folder: pathlib.Path) -> pathlib.Path | None:
-    """The library; None where no compiler is."""
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
-        return None
-    (folder / "shim.c").write_text(SHIM)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
-    )
-    return folder / "shim.so"
 
 
 def path_of(folder, case):

@@ -9,8 +9,8 @@ import pytest
 
 from tests.checkpoint.storage import full_disk_worker as worker
 from tests.support.files.systems import mounted
-from tests.support.paths import importing_tests, preloading
-from tests.support.require import need
+from tests.support.paths import importing_tests
+from tests.support.shim import preloaded
 
 pytestmark = pytest.mark.slow
 
@@ -21,15 +21,14 @@ def told(tmp_path_factory):
     old values, and how the next save ends.
     """
     folder = tmp_path_factory.mktemp("full")
-    shim = worker.compiled(folder)
-    need("cc", shim is not None, "no C compiler")
+    shim = preloaded(folder, worker.SHIM)
     started = [
         subprocess.Popen(
             [sys.executable, worker.__file__, str(folder / "store"), str(folder), str(rank), "2"],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env=importing_tests(**preloading(shim)),
+            env=importing_tests(**shim),
         )
         for rank in range(2)
     ]

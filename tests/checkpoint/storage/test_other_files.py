@@ -4,7 +4,6 @@ on disks and in stores.
 
 import os
 import pathlib
-import shutil
 import signal
 import subprocess
 import sys
@@ -16,8 +15,7 @@ import torch.distributed.checkpoint as dcp
 from lowbit import checkpoint
 from tests.checkpoint.storage import storage_worker
 from tests.checkpoint.storage.storage_files import holds, save
-from tests.support.paths import preloading
-from tests.support.require import need
+from tests.support.shim import preloaded
 
 pytestmark = pytest.mark.slow
 
@@ -310,10 +308,8 @@ def killed_at(tmp_path_factory):
     """Saves once in a process that is killed before its n-th change of a folder's names, on a file
     system with or without renameat2's flags.
     """
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    need("cc", bool(compiler), "no C compiler")
     folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text("""
+    code = """
         #define _GNU_SOURCE
         #include <errno.h>
         #include <signal.h>
@@ -333,10 +329,8 @@ def killed_at(tmp_path_factory):
         }
         int rename(const char* a, const char* b) { return count(b), syscall(SYS_rename, a, b); }
         int unlink(const char* a) { return count(a), syscall(SYS_unlink, a); }
-        """)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
-    )
+        """
+    shim = preloaded(folder, code)
     program = (
         "import os, sys\n"
         "from tests.checkpoint.storage import storage_files, storage_worker\n"
@@ -362,7 +356,7 @@ def killed_at(tmp_path_factory):
             text=True,
             env={
                 **os.environ,
-                **preloading(folder / "shim.so"),
+                **shim,
                 "KILL_AT": "0",
                 "PYTHONPATH": os.pathsep.join(sys.path),
                 **more,

@@ -14,8 +14,7 @@ import torch.distributed.checkpoint as dcp
 
 from tests.checkpoint.storage import storage_worker
 from tests.checkpoint.storage.storage_files import holds, save
-from tests.support.paths import preloading
-from tests.support.require import need
+from tests.support.shim import preloaded
 
 
 @pytest.fixture(scope="module")
@@ -25,10 +24,8 @@ def without_exchange(tmp_path_factory):
 
     The processes are forked from one that has imported torch.
     """
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    need("cc", bool(compiler), "no C compiler")
     folder = tmp_path_factory.mktemp("shim")
-    (folder / "shim.c").write_text("""
+    code = """
         #define _GNU_SOURCE
         #include <errno.h>
         #include <signal.h>
@@ -52,10 +49,7 @@ def without_exchange(tmp_path_factory):
           if (++calls == 2) count("removal");
           return syscall(SYS_unlinkat, folder, name, flags);
         }
-        """)
-    subprocess.run(
-        [compiler, "-shared", "-fPIC", "-o", folder / "shim.so", folder / "shim.c"], check=True
-    )
+        """
     program = """if True:
         import json, os, sys
         from tests.checkpoint.storage import storage_files, storage_worker
@@ -70,7 +64,7 @@ def without_exchange(tmp_path_factory):
                     os._exit(1)
             print(os.waitstatus_to_exitcode(os.waitpid(saving, 0)[1]), flush=True)"""
     environment = {
-        **preloading(folder / "shim.so"),
+        **preloaded(folder, code),
         "PYTHONPATH": os.pathsep.join(sys.path),
         "OMP_NUM_THREADS": "1",
     }
