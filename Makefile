@@ -83,7 +83,7 @@ programs: setup  ## the C++ tests and the C++ front end, built
 
 # The C++ tests under address and undefined-behaviour sanitizers, for the instruction sets that this machine runs. SANITIZE=thread: what runs on several
 # threads, with the kernels that C++ compiles by itself: the walk of every rule and format (step_bits), and readers and writers (test_threads).
-# BRIEF=1, as in CI, is less than half of it: without the emulated CUDA kernels, AVX-512, the headers of values in vectors, and line numbers.
+# BRIEF=1, as in CI: without the emulated CUDA kernels, which are a third of the time, AVX-512, the headers of values in vectors, and line numbers.
 SANITIZE ?= address,undefined
 BRIEF ?=
 ifeq ($(SANITIZE),thread)
