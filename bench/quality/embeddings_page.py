@@ -138,9 +138,9 @@ def section() -> list[str]:
         "",
         filled(
             f"`python -m bench.quality.embeddings`, {dates[-1]}: "
-            f"{'; '.join(f'{count} runs on {m}' for m, count in machines.most_common())}. Two runs "
-            "of tied weights were repeated on the other kind: their losses differ by 0.0007 or "
-            "less (2026-11-29)."
+            f"{'; '.join(f'{count} runs on {m}' for m, count in machines.most_common())}. Four "
+            "runs of tied weights were repeated on the other kind: their losses differ by less "
+            "than 0.001 (2026-11-29)."
         ),
         "",
         "### Rows that seldom get a gradient",

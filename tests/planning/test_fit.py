@@ -62,6 +62,10 @@ def measured(model, opt, loss):
     }
 
 
+def state_bytes(opt):
+    return sum(t.nbytes for state in opt.state.values() for t in state.values())
+
+
 def test_scratch_of_a_product_is_not_counted():
     """Attention has some on every processor, other products on some."""
     torch.manual_seed(0)
@@ -72,10 +76,6 @@ def test_scratch_of_a_product_is_not_counted():
     with allocated() as product:
         out = x[0, 0] @ x[0, 0].T
     assert product.end == product.peak == out.nbytes
-
-
-def state_bytes(opt):
-    return sum(t.nbytes for state in opt.state.values() for t in state.values())
 
 
 @pytest.mark.parametrize(
