@@ -74,8 +74,8 @@ def test_scratch_of_a_product_is_not_counted():
         out = nn.functional.scaled_dot_product_attention(x, x, x)
     assert attention.peak == out.nbytes + 4 * 2 * 600  # and a sum for each row
     with allocated() as product:
-        out = x[0, 0] @ x[0, 0].T
-    assert product.end == product.peak == out.nbytes
+        scores = x[0, 0] @ x[0, 0].T
+    assert product.end == product.peak == scores.nbytes
 
 
 @pytest.mark.parametrize(
