@@ -9,7 +9,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
-from torch.utils.weak import WeakTensorKeyDictionary
 
 from lowbit import ops
 from lowbit.config.hints import warn_once
@@ -17,9 +16,10 @@ from lowbit.config.presets import FACTORED, checked_numel, formats_named
 
 OPTIONS = ("state_format", "param_format", "full_precision", "min_numel")
 
-# Parameter -> for each group of `lowbit.param_groups` that has it: (all names of the group, its
-# index among them).
-_remembered: Any = WeakTensorKeyDictionary()
+# Of a parameter, for each group of `lowbit.param_groups` that has it: (all names of the group, its
+# index among them). An attribute, since torch swaps no tensor that is a key of weak references:
+# `model.to_empty()` of DTensors does.
+_PLACES = "_lowbit_places"
 
 
 def remember_names(params: Sequence[Tensor], names: Sequence[str]) -> None:
@@ -28,8 +28,8 @@ def remember_names(params: Sequence[Tensor], names: Sequence[str]) -> None:
     """
     said = tuple(names)
     for i, p in enumerate(params):
-        others = [place for place in _remembered.get(p, ()) if place[0] != said]
-        _remembered[p] = [*others, (said, i)]
+        others = [place for place in getattr(p, _PLACES, ()) if place[0] != said]
+        setattr(p, _PLACES, [*others, (said, i)])
 
 
 def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | None:
@@ -41,7 +41,7 @@ def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | 
     """
     said, made = tuple(names), []
     for p in params:
-        places = _remembered.get(p, ()) if isinstance(p, Tensor) else ()
+        places = getattr(p, _PLACES, ()) if isinstance(p, Tensor) else ()
         place = next((place for place in places if place[0] is said or place[0] == said), None)
         if place is None:
             return None

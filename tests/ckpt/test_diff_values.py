@@ -70,6 +70,26 @@ def test_an_array_of_no_dimensions_is_its_number_by_meaning(tmp_path):
     }
 
 
+@pytest.mark.parametrize("bytes", [False, True])
+def test_what_differs_beside_an_infinity(tmp_path, bytes):
+    """The norm of both is infinite, beside which no difference would count."""
+    first = torch.ones(8, 8)
+    first[0, 0] = float("inf")
+    second = first.clone()
+    assert differences({"w": first}, {"w": second}, tmp_path, bytes) == {}
+    second[3] += 5
+    found = differences({"w": first}, {"w": second}, tmp_path, bytes)
+    assert found == {"w": "8 of 64 elements differ, the first at [3, 0]"}
+
+
+def test_states_of_another_shape_differ(tmp_path):
+    first, second = (optimizer() for _ in range(2))
+    for key in ("exp_avg", "exp_avg_sq"):
+        second["state"][0][key] = second["state"][0][key].reshape(-1)
+    found = differences(first, second, tmp_path, bytes=False)
+    assert list(found.values()) == ["has the shape [96, 64] in the first, [6144] in the second"] * 2
+
+
 def optimizer(**settings):
     model = torch.nn.Linear(64, 96)
     opt = torch.optim.AdamW(model.parameters(), **settings)

@@ -73,10 +73,8 @@ REFUSED = (
     ("lpmm_factor_file", "torch", "mean of rows or columns"),
     ("*_factored4* lpmm_factor_file", "bitsandbytes torchao flashoptim", "keeps no exp_avg_sq_"),
     # What is kept beside a weight, so that weight and it are one number.
-    ("lowbit_kahan*", "flashoptim", "nothing like param_bfloat16_kahan"),
-    (BESIDE, "torch", "whose values cannot be recovered"),
-    (BESIDE, "bitsandbytes torchao", "keeps no param_"),
-    (BESIDE, "lpmm adafactor8bit", "keeps nothing beside a weight"),
+    ("lowbit_kahan*", "flashoptim", "keeps no param_bfloat16_kahan"),
+    (BESIDE, "torch bitsandbytes torchao lpmm adafactor8bit", "keeps no param_"),
 )
 # The way back alone: Adafactor's first moment cannot be lowbit's, and so on.
 NO_WAY_BACK = (

@@ -92,6 +92,15 @@ def test_golden_states_are_read_as_lpmm_reads_them(tmp_path, case):
     assert state["step"] == 3
 
 
+def test_a_scale_that_is_nan_is_that_of_its_row(tmp_path):
+    """The least of two is NaN where one is, in torch as in numpy."""
+    entry = golden_entry("AdamW_rank1")
+    entry["exp_avg_sq_qstate"]["overhead"]["max_dims"][0][2] = float("nan")
+    got = convert(tmp_path, lpmm_file([entry]), "torch")["state"][0]["exp_avg_sq"]
+    np.testing.assert_array_equal(got.numpy(), decoded(entry, "exp_avg_sq"))
+    assert got[2].isnan().all() and not got[0].isnan().any()
+
+
 @pytest.mark.parametrize("case", ["AdamW_group4", "AdamW_rank1", "Factor4"])
 def test_its_own_files_stay_as_they_are(tmp_path, case):
     file = lpmm_file([golden_entry(case)], lpmm_config(rank1=case == "AdamW_rank1"))

@@ -16,6 +16,7 @@
 #include "container/dcp/rank_file.h"
 #include "container/dcp/recorded.h"
 #include "container/dcp/verified_reader.h"
+#include "dialect/numbers/adapters.h"
 #include "io/parallel.h"
 #include "pipeline/commands.h"
 
@@ -166,6 +167,33 @@ void test_rank_file(const Folder& folder) {
   check(digests[0] == digests[1], "items lie where one thread puts them");
 }
 
+/// Leaves that read one source, each by another thread: one at a time is inside.
+void test_one_source_of_many_leaves(const Folder& folder) {
+  static std::atomic<int> inside = 0;
+  static std::atomic<bool> alone = true;
+  const auto source = source_by([](uint64_t first, uint64_t count, void* out) {
+    if (inside++ != 0) alone = false;
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    for (uint64_t i = 0; i < count; ++i) {
+      const float x = value_of(0, first + i);
+      std::memcpy(static_cast<char*>(out) + i * sizeof x, &x, sizeof x);
+    }
+    --inside;
+    return fine();
+  });
+  Document made;
+  for (size_t i = 0; i < kTensors; ++i) {
+    Leaf leaf;
+    leaf.path = {"scales", name_of(i)};
+    leaf.dtype = find_dtype("float32");
+    leaf.shape = {100};
+    leaf.source = every_other(source, i % 2);
+    made.leaves.push_back(std::move(leaf));
+  }
+  check(write_dcp(made, folder / "shared", options(kThreads, 2)).ok(), "threads write");
+  check(alone, "one thread at a time reads a source");
+}
+
 /// The error is that of the first item that failed, whichever thread had it.
 void test_failures() {
   for (size_t round = 0; round < 200; ++round) {
@@ -184,5 +212,6 @@ int main() {
   if (::failed == 0) test_boxes(folder);
   test_rank_file(folder);
   test_failures();
+  test_one_source_of_many_leaves(folder);
   return finish();
 }

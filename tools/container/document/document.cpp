@@ -16,7 +16,7 @@ class StoredSource : public Source {
   StoredSource(std::shared_ptr<const Manifest> manifest, const Tensor& tensor)
       : manifest_(std::move(manifest)), tensor_(tensor), reader_(*manifest_) {}
 
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     RETURN_IF_ERROR(read_range(Box{Shape(tensor_.shape.size(), 0), tensor_.shape}, 0, first, count,
                                static_cast<char*>(out)));
     // A document has many tensors, which are read one after the other.

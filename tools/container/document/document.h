@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,22 +15,29 @@
 
 namespace lowbit::ckpt {
 
-/// The elements of one dense tensor. One thread at a time calls `read`, usually with rising ranges;
-/// different threads may read different sources.
+/// The elements of one dense tensor, usually read with rising ranges. Leaves that different threads
+/// write may share one: a thread waits until another one's read has ended.
 class Source {
  public:
   virtual ~Source() = default;
   /// Reads elements [first, first + count), row-major and in the dtype of the leaf, into `out`.
-  virtual Status read(uint64_t first, uint64_t count, void* out) = 0;
+  Status read(uint64_t first, uint64_t count, void* out) {
+    const std::lock_guard lock(mutex_);
+    return do_read(first, count, out);
+  }
+
+ private:
+  virtual Status do_read(uint64_t first, uint64_t count, void* out) = 0;
+  std::mutex mutex_;
 };
 
-/// A Base (Source, or Floats) whose `read` is a function, which owns what it captures.
+/// A Base (Source, or Floats) that is read by a function, which owns what it captures.
 template <class Base, class Out, class Read>
 std::shared_ptr<Base> reading_by(Read read) {
   class Made : public Base {
    public:
     explicit Made(Read read) : read_(std::move(read)) {}
-    Status read(uint64_t first, uint64_t count, Out* out) override {
+    Status do_read(uint64_t first, uint64_t count, Out* out) override {
       return read_(first, count, out);
     }
 

@@ -17,7 +17,7 @@ class RecordSource : public Source {
  public:
   RecordSource(std::shared_ptr<const Manifest> manifest, Payload payload, std::string what)
       : manifest_(std::move(manifest)), payload_(std::move(payload)), what_(std::move(what)) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     const auto width = static_cast<uint64_t>(payload_.dtype->bytes);
     return manifest_->container->reader().read(payload_.record, (payload_.first + first) * width,
                                                out, count * width, what_);

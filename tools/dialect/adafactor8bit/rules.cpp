@@ -46,6 +46,10 @@ class AdaptiveLogRule : public BlockRule {
   Scale quantize(const float* x, int64_t n, uint16_t* codes) const override {
     float low = INFINITY, high = -INFINITY;
     for (int64_t i = 0; i < n; ++i) {
+      if (!std::isfinite(x[i])) {  // no code is Inf or NaN: the scale is, and all of the block
+        std::fill_n(codes, n, uint16_t{1});
+        return {NAN, -126.0f};
+      }
       if (!(x[i] > 0)) continue;
       const float l = log_of(x[i]);
       low = std::min(low, l), high = std::max(high, l);
@@ -82,9 +86,11 @@ class EvenRule : public TableRule {
  public:
   EvenRule(int codes, float divisor)
       : TableRule(even(codes, divisor)), half_(static_cast<float>(codes / 2)) {}
+  Scale scale(const float* x, int64_t n, uint16_t* spare) const override {
+    return {std::max(TableRule::scale(x, n, spare)[0], 1e-12f), 0};
+  }
   Scale quantize(const float* x, int64_t n, uint16_t* codes) const override {
-    float limit = 1e-12f;
-    for (int64_t i = 0; i < n; ++i) limit = std::max(limit, std::fabs(x[i]));
+    const float limit = scale(x, n, codes)[0];
     for (int64_t i = 0; i < n; ++i) {
       const float q = std::clamp(std::nearbyint(half_ * x[i] / limit), -half_, half_ - 1.0f);
       codes[i] = static_cast<uint16_t>(std::isnan(q) ? half_ : q + half_);

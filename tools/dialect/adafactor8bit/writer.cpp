@@ -44,7 +44,8 @@ struct Adafactor8bitWriter {
     const bool own = flat_codes(s, "log8", kBlock) && layout.stored == layout.count;
     const bool copied = !own && model.dialect == "adafactor8bit" && s.leaves.size() == 3 &&
                         s.leaves[0]->dtype->bytes == 1 &&
-                        volume(s.leaves[0]->shape) == layout.stored;
+                        volume(s.leaves[0]->shape) == layout.stored &&
+                        volume(s.leaves[1]->shape) == layout.blocks();
     if (wanted.keep && !own && !copied) return would_round(param, s, "adafactor-8bit's");
     StateReport* entry =
         report_of(report, param, s, "adafactor-8bit al8, blocks of 2048", own || copied);
@@ -57,7 +58,7 @@ struct Adafactor8bitWriter {
     } else if (copied) {
       codes = s.leaves[0]->source, scales = s.leaves[1]->source, minimum = s.leaves[2]->source;
     } else {
-      const auto values = locked(s.values);
+      const auto& values = s.values;
       codes = block_codes(rule, layout, values, entry);
       scales = float32_source(block_scales(rule, layout, values, 0));
       minimum = float32_source(block_scales(rule, layout, values, 1));
@@ -79,7 +80,8 @@ struct Adafactor8bitWriter {
     layout.coded = layout.stored = layout.blocks() * kMomentumBlock;
     const bool copied = model.dialect == "adafactor8bit" && s.leaves.size() == 2 &&
                         s.stored_as.find("uf8") != std::string::npos &&
-                        s.leaves[0]->shape == Shape{static_cast<int64_t>(layout.stored)};
+                        s.leaves[0]->shape == Shape{static_cast<int64_t>(layout.stored)} &&
+                        volume(s.leaves[1]->shape) == layout.blocks();
     // d8 is lowbit's dynamic8, and uf8 its uniform8.
     const bool whole = !copied && layout.stored == layout.count;
     const bool dynamic = whole && flat_codes(s, "dynamic8", kMomentumBlock);
@@ -89,7 +91,7 @@ struct Adafactor8bitWriter {
     StateReport* entry = report_of(
         report, param, s, std::string("adafactor-8bit ") + name_of(kind) + ", blocks of 256",
         copied || own);
-    const auto values = locked(s.values);
+    const auto& values = s.values;
     const auto rule = momentum_rule(kind);
     leaves.push_back(tensor_leaf(at("m_q"), find_dtype("uint8"),
                                  {static_cast<int64_t>(layout.stored)},
@@ -177,9 +179,6 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
   Document out = begun(model);
   for (const Param& param : model.params) {
     if (param.states.empty()) continue;
-    if (const State* beside = beside_of(param))
-      return bad(shown(param) + ": adafactor-8bit keeps nothing beside a weight, and here is " +
-                 printable(beside->name));
     if (!param.known_shape) return no_shape(param);
     const uint64_t n = volume(param.shape);
     Adafactor8bitWriter writer{

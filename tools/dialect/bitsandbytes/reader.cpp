@@ -125,7 +125,6 @@ struct BitsandbytesReader {
     const std::string_view dtype = state->dtype->name;
     if (dtype != "uint8" && dtype != "float32" && dtype != "bfloat16" && dtype != "float16")
       return bad(what(key) + ": is " + std::string(dtype) + ", neither bytes nor numbers");
-    const auto source = names.size() > 1 ? shared_source(state->source) : state->source;
     for (size_t i = 0; i < names.size(); ++i) {
       State s;
       s.name = names[i];
@@ -134,11 +133,11 @@ struct BitsandbytesReader {
       s.leaves = {state};
       s.bytes = state->bytes() / names.size();
       if (dtype == "uint8") {
-        RETURN_IF_ERROR(coded(s, number, source, i, names.size()));
+        RETURN_IF_ERROR(coded(s, number, state->source, i, names.size()));
       } else {
         s.stored_as = dtype;
         Leaf part = *state;
-        part.source = part_of_source(source, i * volume(shape));
+        part.source = part_of_source(state->source, i * volume(shape));
         s.values = floats_of(part);
       }
       param.states.push_back(std::move(s));
@@ -190,8 +189,7 @@ struct BitsandbytesReader {
     layout.stored = layout.coded = n;
     for (size_t i = 1; i < s.leaves.size(); ++i) s.bytes += s.leaves[i]->bytes() / parts;
     const auto codes = part_of_source(source, part * n);
-    const auto numbers = part_of_source(parts > 1 ? shared_source(scales->source) : scales->source,
-                                        part * layout.blocks());
+    const auto numbers = part_of_source(scales->source, part * layout.blocks());
     s.stored_as =
         std::string("bitsandbytes 8-bit ") + (table_signed ? "signed" : "unsigned") +
         (blockwise ? ", blocks of " + std::to_string(layout.block) : ", one scale for the tensor") +

@@ -189,7 +189,7 @@ class BitsandbytesWriter {
         codes.push_back({flat->codes, n});
         scales.push_back({flat->scales, layout.blocks()});
       } else {
-        const auto values = locked(s->values);
+        const auto& values = s->values;
         codes.push_back({block_codes(rules_[is_signed], layout, values, entry), n});
         scales.push_back(
             {float32_source(block_scales(rules_[is_signed], layout, values, 0)), layout.blocks()});
@@ -242,10 +242,7 @@ class BitsandbytesWriter {
       set_in(table, "alpha", Value::floating(kind == "adam" ? 0.0 : 5.0));
       set_in(table, "t_alpha", none);
       set_in(table, "t_beta3", none);
-      const auto decay = real_setting(group, "weight_decay");
-      const Value* decoupled = setting(group, "decoupled_weight_decay");
-      if (!own_ && kind == "adam" && decay && *decay != 0 && decoupled != nullptr &&
-          decoupled->is(Value::Kind::kBool) && decoupled->integer == 0)
+      if (!own_ && kind == "adam" && couples_weight_decay(group))
         report_.warnings.push_back(
             "weight decay is part of the gradient here; bitsandbytes decouples it in Adam as in "
             "AdamW");
@@ -290,6 +287,7 @@ Result<Document> write_bitsandbytes(const Model& model, const Wanted& wanted,
                                     DialectReport& report) {
   ASSIGN_OR_RETURN(keeping, keeping_of(wanted));
   if (model.flattened) return bad("bitsandbytes loads no flattened state");
+  RETURN_IF_ERROR(check_maximize(model, "bitsandbytes"));
   return BitsandbytesWriter(model, wanted, keeping, report).write();
 }
 

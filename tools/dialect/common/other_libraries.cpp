@@ -109,6 +109,20 @@ Status check_algorithm(const Model& model, const std::string& whose) {
              : fine();
 }
 
+Status check_maximize(const Model& model, const std::string& whose) {
+  for (const Group& group : model.groups) {
+    if (real_setting(group, "maximize").value_or(0) != 0)
+      return bad("a group has maximize=True, which " + whose +
+                 " does not have: its next step would go the other way");
+  }
+  return fine();
+}
+
+bool couples_weight_decay(const Group& group) {
+  return real_setting(group, "weight_decay").value_or(0) != 0 &&
+         real_setting(group, "decoupled_weight_decay").value_or(1) == 0;
+}
+
 Status leave_out(const Param& param, const State& state, const std::string& whose,
                  const Wanted& wanted, DialectReport& report) {
   const std::string text = shown(param) + ": " + whose + " keeps no " + printable(state.name);

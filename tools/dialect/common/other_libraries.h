@@ -59,6 +59,10 @@ Error would_round(const Param& param, const State& state, const std::string& who
 /// An error if the file is torch's and its optimizer is unknown: states named like Adam's need not
 /// be Adam's. And as `refuse_subspace`.
 Status check_algorithm(const Model& model, const std::string& whose);
+/// An error if a group maximizes: `whose` optimizer would step the other way.
+Status check_maximize(const Model& model, const std::string& whose);
+/// Whether a group of Adam's has a weight decay that is part of the gradient.
+bool couples_weight_decay(const Group& group);
 /// For a state that `whose` ("lpmm") optimizer does not have: an error, or a warning with --lossy.
 Status leave_out(const Param& param, const State& state, const std::string& whose,
                  const Wanted& wanted, DialectReport& report);

@@ -41,7 +41,7 @@ class Rounded : public Source {
         // The two bytes of split16 are two elements.
         parts_(compensation && std::string_view(info_.compensation_dtype) == "uint8" ? 2 : 1) {}
 
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     auto* to = static_cast<char*>(out);
     const ScratchBuffer memory(x_, back_, random_, stored_, compensation_);
     while (count > 0) {
@@ -264,7 +264,7 @@ Result<Document> with_weights(Document document, const std::string& format, uint
                              .to = format,
                              .exact = false});
     const RandomKey random = random_key(seed, 0, stream_of(name));
-    const Rounding how{number, random, locked(floats_of(leaf))};
+    const Rounding how{number, random, floats_of(leaf)};
     to.dtype = find_dtype(param_info(number).dtype);
     to.stored = nullptr;
     to.source = std::make_shared<Rounded>(how, false, &report.states.back());

@@ -101,7 +101,7 @@ struct FlashOptimWriter {
       codes = s.leaves[0]->source;
       scales = s.leaves[1]->source;
     } else {
-      const auto values = locked(s.values);
+      const auto& values = s.values;
       const auto layout = flash_layout(n, is_signed);
       codes = block_codes(flash_rule(is_signed), layout, values, entry);
       scales = float16_source(block_scales(flash_rule(is_signed), layout, values, 0));
@@ -135,9 +135,10 @@ struct FlashOptimWriter {
     const Leaf& from = raw_of(*beside);
     const std::string& key = beside->name;
     const bool wide = key.ends_with("_split16");
-    if (!wide && !key.ends_with("_split8"))
-      return bad(shown(param) + ": FlashOptim keeps nothing like " + printable(key) +
-                 " beside a weight; it has split weights of 8 and 16 bits");
+    if (!wide && !key.ends_with("_split8")) {
+      RETURN_IF_ERROR(leave_out(param, *beside, "FlashOptim", wanted, report));
+      return 0;
+    }
     const bool bfloat16 = key.starts_with("param_bfloat16");
     Shape shape = from.shape;
     if (wide) shape.pop_back();
@@ -191,6 +192,7 @@ Result<Settings> settings_for(const Model& model, const Group& group,
 Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, DialectReport& report) {
   ASSIGN_OR_RETURN(form, form_of(wanted));
   RETURN_IF_ERROR(check_algorithm(model, "FlashOptim"));
+  RETURN_IF_ERROR(check_maximize(model, "FlashOptim"));
   if (model.flattened && form.compressed)
     return bad(
         "FlashOptim loads no compressed states from a flattened checkpoint; take "

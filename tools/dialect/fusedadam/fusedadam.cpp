@@ -93,6 +93,10 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
   RETURN_IF_ERROR(check_algorithm(model, "FusedAdam"));
   if (!model.algorithm.empty() && model.algorithm != "adam")
     return no_optimizer(model, "FusedAdam");
+  RETURN_IF_ERROR(check_maximize(model, "FusedAdam"));
+  if (std::any_of(model.groups.begin(), model.groups.end(), couples_weight_decay))
+    report.warnings.push_back(
+        "weight decay is part of the gradient here: go on with FusedAdam(adam_w_mode=False)");
   Document out = begun(model);
   out.leaves = model.rest;
   for (const Param& p : model.params) {
@@ -113,9 +117,6 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
       if (name == "lr" || name == "betas" || name == "eps" || name == "weight_decay" ||
           name == "initial_lr")
         made.emplace_back(name, value);
-      const bool set = value.is(Value::Kind::kBool) && value.integer != 0;
-      if (name == "maximize" && set)
-        return bad("a group has maximize=True, which FusedAdam does not have");
     }
     Value yes{.kind = Value::Kind::kBool};
     yes.integer = 1;

@@ -229,7 +229,7 @@ class LowbitWriter {
       return fine();
     }
     const std::string key = s.name + "_bfloat16";
-    if (s.stored_as == "bfloat16" && s.leaves.size() == 1) {
+    if (s.stored_as == "bfloat16" && s.leaves.size() == 1 && s.leaves[0]->shape == p.shape) {
       put(p, key, *s.leaves[0]);
       note(p, s, "bfloat16");
       return fine();
@@ -345,7 +345,7 @@ class LowbitWriter {
       report_.warnings.push_back(s.name +
                                  " is kept as means of rows and columns: single values are gone");
     warned_means_ = true;
-    const auto values = locked(s.values);
+    const auto& values = s.values;
     for (const bool rows : {true, false}) {
       Shape shape = p.shape;
       shape.erase(shape.end() - (rows ? 1 : 2));

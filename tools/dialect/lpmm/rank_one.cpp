@@ -12,6 +12,10 @@
 namespace lowbit::ckpt {
 namespace {
 
+/// The least, and NaN where one is NaN, as torch's min and max have it.
+float least_of(float a, float b) { return std::isnan(b) ? b : std::min(a, b); }
+float most_of(float a, float b) { return std::isnan(b) ? b : std::max(a, b); }
+
 /// Dequantized values: the scale of an element is the least of those that cover it.
 class RankOne : public Floats {
  public:
@@ -23,7 +27,7 @@ class RankOne : public Floats {
         scales_(std::move(scales)),
         absmax_(scales_.size()) {}
 
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     for (size_t k = 0; k < scales_.size(); ++k) {
       if (!absmax_[k].empty()) continue;
       absmax_[k].resize(scales_[k].dim < 0
@@ -39,7 +43,7 @@ class RankOne : public Floats {
       for (uint64_t i = 0; i < n; ++i) {
         float scale = std::numeric_limits<float>::infinity();
         for (size_t k = 0; k < scales_.size(); ++k)
-          scale = std::min(scale, absmax_[k][place(k, first + i)]);
+          scale = least_of(scale, absmax_[k][place(k, first + i)]);
         out[i] = map_[std::min<size_t>(buffer_[i], map_.size() - 1)] * scale;
       }
       first += n, count -= n, out += n;
@@ -84,7 +88,7 @@ class Measured {
       for (size_t i = 0; i < x.size(); ++i) {
         for (size_t d = 0; d < shape_.size(); ++d) {
           float& m = found[d][place(d, at + i)];
-          m = std::max(m, std::fabs(x[i]));
+          m = most_of(m, std::fabs(x[i]));
         }
       }
       at += x.size();
@@ -100,7 +104,7 @@ class Measured {
   float scale(uint64_t element) const {
     float least = absmax[0][place(0, element)];
     for (size_t d = 1; d < shape_.size(); ++d)
-      least = std::min(least, absmax[d][place(d, element)]);
+      least = least_of(least, absmax[d][place(d, element)]);
     return least;
   }
   Floats& values() { return *values_; }
@@ -120,7 +124,7 @@ class RankOneCodes : public Source {
                const BlockLayout& layout, StateReport* report)
       : measured_(std::move(measured)), rule_(std::move(map)), layout_(layout), errors_(report) {}
 
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     RETURN_IF_ERROR(measured_->measure());
     const uint64_t per = layout_.per_element();
     auto* to = static_cast<uint8_t*>(out);

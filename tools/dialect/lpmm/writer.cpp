@@ -104,7 +104,7 @@ struct LpmmWriter {
                         static_cast<uint8_t>(layout.filler | layout.filler << 4));
       scales = s.codes->scales;
     } else {
-      const auto values = locked(s.values);
+      const auto& values = s.values;
       codes = block_codes(rule, layout, values, entry);
       scales = float32_source(block_scales(rule, layout, values, 0));
     }
@@ -126,8 +126,7 @@ struct LpmmWriter {
     layout.coded = layout.count;
     layout.stored = (layout.count + kLpmmPack - 1) / kLpmmPack * kLpmmPack;
     // One row: lpmm's codes know nothing of rows.
-    auto [codes, limit] =
-        rank_one_codes(locked(s.values), s.shape, codebook_of(format), layout, entry);
+    auto [codes, limit] = rank_one_codes(s.values, s.shape, codebook_of(format), layout, entry);
     codes_leaf(s, layout, std::move(codes));
     const Path overhead = qstate(s.name, true);
     common(overhead, s);
@@ -167,11 +166,9 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
   const bool copied = model.dialect == "lpmm" && wanted.state_format.empty();
   ASSIGN_OR_RETURN(config, LpmmConfig::of(wanted));
   RETURN_IF_ERROR(check_algorithm(model, "lpmm"));
+  RETURN_IF_ERROR(check_maximize(model, "lpmm"));
   Document out = begun(model);
   for (const Param& param : model.params) {
-    if (const State* beside = beside_of(param))
-      return bad(shown(param) + ": lpmm keeps nothing beside a weight, and here is " +
-                 printable(beside->name) + "; convert the weights to float32 first");
     LpmmWriter writer{model, param, config, wanted, report, out.leaves};
     if (const Value* said = number_in(param, "step")) {
       ASSIGN_OR_RETURN(step, real_of(*said, shown(param) + ", step"));

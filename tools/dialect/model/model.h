@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
@@ -18,11 +19,24 @@ namespace lowbit::ckpt {
 class Floats {
  public:
   virtual ~Floats() = default;
-  virtual Status read(uint64_t first, uint64_t count, float* out) = 0;
+  Status read(uint64_t first, uint64_t count, float* out) {
+    const std::lock_guard lock(mutex_);
+    return do_read(first, count, out);
+  }
   /// The same without rounding, where a file has float64.
-  virtual Status read_doubles(uint64_t first, uint64_t count, double* out);
+  Status read_doubles(uint64_t first, uint64_t count, double* out) {
+    const std::lock_guard lock(mutex_);
+    return do_read_doubles(first, count, out);
+  }
+
+ protected:
+  virtual Status do_read_doubles(uint64_t first, uint64_t count, double* out);
+
+ private:
+  virtual Status do_read(uint64_t first, uint64_t count, float* out) = 0;
+  std::mutex mutex_;
 };
-/// Numbers whose `read` is a function, which owns what it captures.
+/// Numbers that are read by a function, which owns what it captures.
 template <class Read>
 std::shared_ptr<Floats> floats_by(Read read) {
   return reading_by<Floats, float>(std::move(read));

@@ -2,30 +2,12 @@
 
 #include <algorithm>
 #include <cstring>
-#include <mutex>
 
 #include "core/half.h"
 #include "dialect/numbers/floats.h"
 #include "io/scratch_buffer.h"
 
 namespace lowbit::ckpt {
-namespace {
-
-class Shared : public Source {
- public:
-  explicit Shared(std::shared_ptr<Source> source) : source_(std::move(source)) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
-    const std::lock_guard lock(mutex_);
-    return source_->read(first, count, out);
-  }
-
- private:
-  std::mutex mutex_;
-  const std::shared_ptr<Source> source_;
-};
-
-}  // namespace
-
 std::shared_ptr<Source> float16_source(std::shared_ptr<Floats> values) {
   return source_by([values = std::move(values), x = std::vector<float>()](
                        uint64_t first, uint64_t count, void* out) mutable -> Status {
@@ -136,14 +118,10 @@ std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source) {
   return mapped_bytes(std::move(source), table);
 }
 
-std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t begin) {
-  return source_by([shared = std::move(shared), begin](uint64_t first, uint64_t count, void* out) {
-    return shared->read(begin + first, count, out);
+std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> source, uint64_t begin) {
+  return source_by([source = std::move(source), begin](uint64_t first, uint64_t count, void* out) {
+    return source->read(begin + first, count, out);
   });
-}
-
-std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source) {
-  return std::make_shared<Shared>(std::move(source));
 }
 
 std::shared_ptr<Source> held_floats(const std::vector<float>& numbers) {

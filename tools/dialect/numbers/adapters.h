@@ -35,10 +35,8 @@ std::shared_ptr<Source> bytes_of_int32(std::shared_ptr<Source> source);
 std::shared_ptr<Source> filled_up(std::shared_ptr<Source> source, uint64_t stored, uint8_t filler);
 /// Bytes with their two 4-bit codes swapped.
 std::shared_ptr<Source> swapped_nibbles(std::shared_ptr<Source> source);
-/// Elements from `begin` on of a source that several threads read.
-std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> shared, uint64_t begin);
-/// A source that several threads may read.
-std::shared_ptr<Source> shared_source(std::shared_ptr<Source> source);
+/// Elements from `begin` on of a source.
+std::shared_ptr<Source> part_of_source(std::shared_ptr<Source> source, uint64_t begin);
 /// Float32 elements that are held in memory.
 std::shared_ptr<Source> held_floats(const std::vector<float>& numbers);
 

@@ -19,12 +19,12 @@ class LeafFloats : public Floats {
  public:
   explicit LeafFloats(const Leaf& leaf)
       : source_(leaf.source), dtype_(leaf.dtype), name_(leaf.name()) {}
-  Status read_doubles(uint64_t first, uint64_t count, double* out) override {
+  Status do_read_doubles(uint64_t first, uint64_t count, double* out) override {
     if (source_ == nullptr) return bad(name_ + ": is no plain tensor");
     if (dtype_->name == std::string_view("float64")) return source_->read(first, count, out);
-    return Floats::read_doubles(first, count, out);
+    return Floats::do_read_doubles(first, count, out);
   }
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     const std::string_view dtype = dtype_->name;
     if (source_ == nullptr) return bad(name_ + ": is no plain tensor");
     if (dtype == "float32") return source_->read(first, count, out);
@@ -68,13 +68,12 @@ class RoundedFloats : public LeafFloats {
  public:
   RoundedFloats(const Leaf& leaf, std::shared_ptr<RoundingError> error)
       : LeafFloats(leaf), error_(std::move(error)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     const ScratchBuffer memory(exact_);
     while (count > 0) {
       const uint64_t n = std::min(count, kFloatsPiece);
       exact_.resize(n);
-      RETURN_IF_ERROR(read_doubles(first, n, exact_.data()));
-      const std::lock_guard lock(mutex_);
+      RETURN_IF_ERROR(do_read_doubles(first, n, exact_.data()));
       for (uint64_t i = 0; i < n; ++i) {
         out[i] = static_cast<float>(exact_[i]);
         if (!std::isfinite(exact_[i])) continue;
@@ -91,33 +90,15 @@ class RoundedFloats : public LeafFloats {
  private:
   const std::shared_ptr<RoundingError> error_;
   std::vector<double> exact_;
-  std::mutex mutex_;
-};
-
-class LockedFloats : public Floats {
- public:
-  explicit LockedFloats(std::shared_ptr<Floats> values) : values_(std::move(values)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
-    const std::lock_guard lock(mutex_);
-    return values_->read(first, count, out);
-  }
-  Status read_doubles(uint64_t first, uint64_t count, double* out) override {
-    const std::lock_guard lock(mutex_);
-    return values_->read_doubles(first, count, out);
-  }
-
- private:
-  const std::shared_ptr<Floats> values_;
-  std::mutex mutex_;
 };
 
 }  // namespace
 
-Status Floats::read_doubles(uint64_t first, uint64_t count, double* out) {
+Status Floats::do_read_doubles(uint64_t first, uint64_t count, double* out) {
   std::vector<float> values(std::min(count, kFloatsPiece));
   while (count > 0) {
     const uint64_t n = std::min<uint64_t>(count, values.size());
-    RETURN_IF_ERROR(read(first, n, values.data()));
+    RETURN_IF_ERROR(do_read(first, n, values.data()));
     std::copy_n(values.begin(), n, out);
     first += n, count -= n, out += n;
   }
@@ -134,10 +115,6 @@ std::shared_ptr<Floats> floats_of(const Leaf& leaf) { return std::make_shared<Le
 
 std::shared_ptr<Floats> rounded_floats(const Leaf& leaf, std::shared_ptr<RoundingError> error) {
   return std::make_shared<RoundedFloats>(leaf, std::move(error));
-}
-
-std::shared_ptr<Floats> locked(std::shared_ptr<Floats> values) {
-  return std::make_shared<LockedFloats>(std::move(values));
 }
 
 std::shared_ptr<Source> float32_source(std::shared_ptr<Floats> values) {
@@ -211,6 +188,8 @@ void ErrorSum::add(const float* before, const float* after, uint64_t count) {
       }
     }
   }
+  static std::mutex mutex;  // parts of one state, which threads write, share its report
+  const std::lock_guard lock(mutex);
   report_->squares += all_squares, report_->differences += all_differences;
   report_->max_error = std::max(report_->max_error, largest);
   report_->relative_error =

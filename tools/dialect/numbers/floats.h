@@ -15,8 +15,6 @@ std::shared_ptr<Floats> floats_of(const Leaf& leaf);
 /// The same values of a float64 leaf; `error` receives what rounding to float32 does to what is
 /// read.
 std::shared_ptr<Floats> rounded_floats(const Leaf& leaf, std::shared_ptr<RoundingError> error);
-/// The same values behind a lock, for sources that several threads read.
-std::shared_ptr<Floats> locked(std::shared_ptr<Floats> values);
 /// Values as float32 elements.
 std::shared_ptr<Source> float32_source(std::shared_ptr<Floats> values);
 /// Values rounded to the nearest bfloat16. `report` receives the errors while the source is read;

@@ -16,7 +16,7 @@ class MeanFloats : public Floats {
         cols_(shape[shape.size() - 1]),
         of_rows_(of_rows) {}
 
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     const int64_t length = of_rows_ ? rows_ : cols_;
     for (uint64_t i = 0; i < count; ++i) {
       const auto at = static_cast<int64_t>(first + i);

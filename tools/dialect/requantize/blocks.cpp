@@ -28,7 +28,7 @@ class Dequantized : public Floats {
         scales_(std::move(scales)),
         numbers_(scales_.size()) {}
 
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     const auto block = static_cast<uint64_t>(layout_.block);
     while (count > 0) {
       const ScratchBuffer memory(buffer_);
@@ -99,7 +99,7 @@ class CodesOf : public Source {
     if (report != nullptr) report->exact = false;
   }
 
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     const uint64_t per = layout_.per_element();
     const ScratchBuffer memory(codes_, own_, back_, blocks_.x);
     auto* to = static_cast<uint8_t*>(out);
@@ -171,7 +171,7 @@ class ScalesOf : public Floats {
         layout_(layout),
         blocks_(layout, std::move(values)),
         k_(static_cast<size_t>(k)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     const auto block = static_cast<uint64_t>(layout_.block);
     const uint64_t at_once = piece_of(layout_) / block;
     const ScratchBuffer memory(codes_, blocks_.x);
@@ -224,7 +224,9 @@ uint16_t TableRule::nearest(float z) const {
 
 TableRule::Scale TableRule::scale(const float* x, int64_t n, uint16_t*) const {
   float limit = 0;
-  for (int64_t i = 0; i < n; ++i) limit = std::max(limit, std::fabs(x[i]));
+  // A NaN becomes the scale, as torch's max has it: all of the block is NaN, and can be seen.
+  for (int64_t i = 0; i < n; ++i)
+    limit = std::isnan(x[i]) ? x[i] : std::max(limit, std::fabs(x[i]));
   return {tie_ == Tie::kLower ? limit : std::max(limit, 1e-12f), 0};
 }
 

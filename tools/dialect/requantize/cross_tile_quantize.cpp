@@ -129,7 +129,7 @@ class CrossTileSource : public Source {
  public:
   CrossTileSource(std::shared_ptr<CrossTileQuantizer> quantizer, int axis)
       : quantizer_(std::move(quantizer)), axis_(axis) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     if (axis_ >= 0) return quantizer_->read_absmax(static_cast<size_t>(axis_), first, count, out);
     return quantizer_->read_codes(static_cast<int64_t>(first), static_cast<int64_t>(count),
                                   static_cast<char*>(out));

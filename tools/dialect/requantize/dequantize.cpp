@@ -23,7 +23,7 @@ class Dequantizer : public Floats {
         row_bytes_(code_bytes(codes.cols, codes.bits)),
         blocks_(ceil_div(codes.cols, codes.block)) {}
 
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     if (codes_.block <= 0 || codes_.block * codes_.bits % 8 != 0)
       return bad("blocks of " + std::to_string(codes_.block) + " codes of " +
                  std::to_string(codes_.bits) + " bits do not begin on a byte");

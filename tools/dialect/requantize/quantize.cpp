@@ -166,7 +166,7 @@ class CodeSource : public Source {
  public:
   CodeSource(std::shared_ptr<Quantizer> quantizer, bool scales)
       : quantizer_(std::move(quantizer)), scales_(scales) {}
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     const auto at = static_cast<int64_t>(first), n = static_cast<int64_t>(count);
     auto* to = static_cast<char*>(out);
     return scales_ ? quantizer_->read_scales(at, n, to) : quantizer_->read_codes(at, n, to);

@@ -173,6 +173,10 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
                     : value_leaf(state_path(model, p, name), value));
     }
     for (const State& s : p.states) {
+      if (&s == beside_of(p)) {
+        RETURN_IF_ERROR(leave_out(p, s, "torch", wanted, report));
+        continue;
+      }
       if (s.values == nullptr) return lost_values(p, s);
       if (!p.known_shape && s.codes)
         return bad(shown(p) + ": the checkpoint does not tell its shape; give the one with its " +

@@ -71,7 +71,6 @@ Leaf torchao_coded(const TorchaoKind& kind, const Dtype* dtype, const Shape& sha
   const BlockLayout layout{
       .count = n, .block = block, .bits = kind.bits, .high_first = true, .coded = n, .stored = n};
   const auto& rule = making(kind, is_signed).rule;
-  values = locked(std::move(values));
   auto codes = block_codes(rule, layout, values, report);
   auto scales = float32_source(block_scales(rule, layout, values, 0));
   return torchao_leaf(kind, dtype, shape, is_signed, block, std::move(codes), std::move(scales));

@@ -14,7 +14,7 @@ class Tiled : public Floats {
  public:
   Tiled(Shape shape, std::vector<TorchaoPiece> pieces)
       : shape_(std::move(shape)), stride_(row_major(shape_)), pieces_(std::move(pieces)) {}
-  Status read(uint64_t first, uint64_t count, float* out) override {
+  Status do_read(uint64_t first, uint64_t count, float* out) override {
     Shape at(shape_.size());
     while (count > 0) {
       auto rest = static_cast<int64_t>(first);

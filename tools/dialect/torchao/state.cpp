@@ -23,7 +23,7 @@ class PayloadSource : public Source {
     payload_.shape = {static_cast<int64_t>(volume(payload_.shape))};
     payload_.stride = {1};
   }
-  Status read(uint64_t first, uint64_t count, void* out) override {
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
     if (count == 0) return fine();
     return reader_.read(payload_, Box{{static_cast<int64_t>(first)}, {static_cast<int64_t>(count)}},
                         static_cast<char*>(out), what_);
