@@ -232,6 +232,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
   RETURN_IF_ERROR(note_rounding(rounded, wanted, at.changes));
   at.out = std::move(made);
   at.out.manifest = at.document->manifest;
+  at.out.optimizer = at.document->optimizer;  // what comes after it is of the same one
   at.out.dicts = at.document->dicts;
   at.out.others = at.document->others;
   if (at.changes.states.empty() && std::any_of(at.model.params.begin(), at.model.params.end(),

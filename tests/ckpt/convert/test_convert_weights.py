@@ -206,3 +206,13 @@ def test_what_is_refused(tmp_path):
     assert "only their numbers" in error
     done = convert(tmp_path, content, "lowbit", "--weights", "bfloat16")
     assert done["model"]["up.weight"].dtype == torch.bfloat16
+
+
+def test_the_optimizer_that_is_chosen_stays_the_one(tmp_path):
+    net, content = checkpoint()
+    content["other"] = trained()[1].state_dict()
+    options = "--optimizer", "optimizer", "--weights", "bfloat16_split8"
+    got = convert(tmp_path, content, "lowbit", *options)
+    assert got["model"]["up.weight"].dtype == torch.bfloat16
+    assert "param_bfloat16_split8" in got["optimizer"]["state"][0]
+    same(got["other"], content["other"])

@@ -225,3 +225,12 @@ def test_only_torch_s_state_has_a_place(tmp_path):
         ).stderr
     )
     run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal", "--force")
+
+
+def test_the_optimizer_that_is_chosen_stays_the_one(tmp_path):
+    content = plain(other=plain()["optim"])
+    torch.save(content, tmp_path / "a.pt")
+    options = "--container", "universal", "--optimizer", "optim"
+    run("convert", tmp_path / "a.pt", tmp_path / "u", *options)
+    made = torch.load(tmp_path / "u" / "zero" / "w" / "exp_avg.pt", weights_only=True)["param"]
+    assert torch.equal(made, content["optim"]["state"]["w"]["exp_avg"])
