@@ -216,3 +216,49 @@ def test_the_optimizer_that_is_chosen_stays_the_one(tmp_path):
     assert got["model"]["up.weight"].dtype == torch.bfloat16
     assert "param_bfloat16_split8" in got["optimizer"]["state"][0]
     same(got["other"], content["other"])
+
+
+@pytest.mark.parametrize("target", ["step", "step.pt"])
+def test_a_directory_says_the_new_format(tmp_path, target):
+    """Its items are copied as they are, but for what is changed."""
+    _, content = checkpoint()
+    torch.save(content, tmp_path / "in.pt")
+    lowbit_dir = tmp_path / "lowbit"
+    run("convert", tmp_path / "in.pt", lowbit_dir, "--to", "lowbit", "--container", "dcp")
+    run("convert", lowbit_dir, tmp_path / target, "--weights", "bfloat16_split8")
+    run("convert", tmp_path / target, tmp_path / "out.pt")
+    got = torch.load(tmp_path / "out.pt")["optimizer"]
+    assert got["param_groups"][0]["param_format"] == "bfloat16_split8"
+    assert "param_bfloat16_split8" in got["state"][0]
+
+
+@pytest.mark.parametrize("source", ["flat.pt", "flat", "flat.safetensors"])
+def test_flattened_settings_say_the_new_format(tmp_path, source):
+    net, content = checkpoint(norm=False)
+    old = content["optimizer"]
+    names = [name for name, _ in net.named_parameters()]
+    flat = {
+        f"state.{name}.{key}": value
+        for name, i in zip(names, old["param_groups"][0]["params"], strict=True)
+        for key, value in old["state"][i].items()
+    }
+    for name in names:
+        for key, value in old["param_groups"][0].items():
+            if key not in ("params", "param_names"):
+                flat[f"param_groups.{name}.{key}"] = value
+    content["optimizer"] = flat
+    torch.save(content, tmp_path / "in.pt")
+    run(
+        "convert",
+        tmp_path / "in.pt",
+        tmp_path / source,
+        "--to",
+        "lowbit",
+        *(["--container", "dcp"] if source == "flat" else []),
+    )
+    options = "--container", "torch", "--weights", "bfloat16_split8"
+    run("convert", tmp_path / source, tmp_path / "out.pt", *options)
+    got = torch.load(tmp_path / "out.pt")["optimizer"]
+    formats = {key: value for key, value in got.items() if key.endswith("param_format")}
+    assert formats == {f"param_groups.{name}.param_format": "bfloat16_split8" for name in names}
+    assert got["state.up.weight.param_bfloat16_split8"].shape == (96, 48)

@@ -12,6 +12,7 @@
 #include "dialect/numbers/document_leaves.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/requantize/master.h"
+#include "dialect/tree/optimizer_root.h"
 #include "dialect/tree/optimizer_tree.h"
 #include "io/scratch_buffer.h"
 #include "io/text.h"
@@ -189,11 +190,17 @@ std::vector<Leaf>::iterator end_of_state(std::vector<Leaf>& leaves, const Path& 
   return last;
 }
 
-/// Whether the leaf is the setting of a lowbit group that names the format of its weights.
-bool is_param_format(const Leaf& leaf, const Path& root) {
-  return leaf.kind == Leaf::Kind::kValue && leaf.path.size() > root.size() &&
-         leaf.path.back().text() == "param_format" &&
-         leaf.path[root.size()].text() == "param_groups";
+/// Whether the leaf is the setting of a lowbit group that names the format of its weights:
+/// param_groups, 0, param_format, or where the state is flattened, "param_groups.NAME.param_format".
+bool is_param_format(const Document& document, const Leaf& leaf, const Path& root) {
+  const Path path = nested_path(document, leaf);
+  const size_t n = root.size();
+  if (leaf.kind != Leaf::Kind::kValue || path.size() <= n ||
+      !std::equal(root.begin(), root.end(), path.begin()))
+    return false;
+  const std::string key = path[n].text(), last = path.back().text();
+  return path.size() == n + 1 ? key.starts_with("param_groups.") && key.ends_with(".param_format")
+                              : key == "param_groups" && last == "param_format";
 }
 
 /// The compensation of a weight as a leaf of lowbit's state.
@@ -254,7 +261,10 @@ Result<Document> with_weights(Document document, const std::string& format, uint
   for (const Leaf& leaf : document.leaves) {
     out.leaves.push_back(leaf);
     Leaf& to = out.leaves.back();
-    if (compensated && is_param_format(leaf, tree.root)) to.value = Value::words(format);
+    if (compensated && is_param_format(document, leaf, tree.root)) {
+      to.value = Value::words(format);
+      to.blob = nullptr;  // the item of a directory, which has the old value
+    }
     const auto at = chosen.find(&leaf);
     if (at == chosen.end()) continue;
     const std::string name = clean_name(at->second != nullptr ? at->second->name : leaf.name());
