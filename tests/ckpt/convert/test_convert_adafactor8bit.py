@@ -220,6 +220,21 @@ def test_through_lowbit_and_back(tmp_path):
         same(back[key], entry[key])
 
 
+def test_a_shape_that_two_models_tell(tmp_path):
+    state = {
+        "step": torch.tensor(3.0),
+        "exp_avg": torch.ones(4, 2048),
+        "exp_avg_sq": torch.ones(4, 2048),
+    }
+    group = {**ADAM, "params": [0], "param_names": ["w"]}
+    file = convert(tmp_path, {"state": {0: state}, "param_groups": [group]}, "adafactor8bit")
+    file |= {"ema": {"w": torch.zeros(2, 4096)}, "model": {"w": torch.ones(4, 2048)}}
+    error = convert(tmp_path, file, "torch", code=3)
+    assert "may be any of ema.w, model.w" in error and "--exclude 'ema.*'" in error
+    file["ema"] = {"w": torch.zeros(4, 2048)}  # of the same shape: no question
+    assert convert(tmp_path, file, "torch")["state"][0]["exp_avg"].shape == (4, 2048)
+
+
 def test_factored_states_of_torch(tmp_path):
     row, col = torch.rand(80, 1) + 0.1, torch.rand(1, 130) + 0.1
     content = {

@@ -273,3 +273,27 @@ def test_what_flashoptim_cannot_keep(tmp_path):
     assert "keeps no state as" in convert(
         tmp_path, content, "flashoptim", "--state-format", "4bit", code=2
     )
+
+
+def test_scales_are_in_the_dtype_of_the_one_weight(tmp_path):
+    state = {
+        "step": torch.tensor(1.0),
+        "exp_avg": torch.ones(64, 64),
+        "exp_avg_sq": torch.ones(64, 64),
+    }
+    group = {**ADAM, "params": [0], "param_names": ["w"]}
+    content = {"optim": {"state": {0: state}, "param_groups": [group]}}
+    narrow, wide = torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(64, 64)
+    content |= {"model": {"w": narrow}, "ema": {"w": wide}}
+    error = convert(tmp_path, content, "flashoptim", code=3)
+    assert "may be any of model.w, ema.w" in error and "--exclude 'ema.*'" in error
+    convert(tmp_path, content, "flashoptim", "--state-format", "float32")
+    torch.save({"w": narrow}, tmp_path / "model.pt")
+    same_dtype = {**content, "ema": {"w": narrow + 1}}
+    for case, options in (
+        (content, ["--exclude", "ema.*"]),
+        (content, ["--model", tmp_path / "model.pt"]),
+        (same_dtype, []),
+    ):
+        got = convert(tmp_path, case, "flashoptim", *options)["optim"]["state"][0]
+        assert got["exp_avg::scales"].dtype == torch.bfloat16

@@ -219,6 +219,20 @@ def test_a_shape_that_the_file_does_not_tell(tmp_path):
     assert (state["exp_avg"] - x[:5001]).abs().max() < x.abs().max() * 0.2
 
 
+def test_a_shape_that_two_models_tell(tmp_path):
+    x = scaled_normal((5120,), 0)
+    values = [("exp_avg", FIRST, x), ("exp_avg_sq", SECOND, x.square())]
+    file = lpmm_file([{"step": torch.tensor(3.0), **packed(values)}])
+    file["param_groups"][0]["param_names"] = ["bias"]
+    file |= {"ema": {"bias": torch.zeros(5001)}, "model": {"bias": torch.ones(5000)}}
+    error = convert(tmp_path, file, "torch", code=3)
+    assert "may be any of ema.bias, model.bias" in error and "--exclude 'ema.*'" in error
+    state = convert(tmp_path, file, "torch", "--exclude", "ema.*")["state"][0]
+    assert state["exp_avg"].shape == (5000,)
+    file["ema"] = {"bias": torch.zeros(5000)}  # of the same shape: no question
+    assert convert(tmp_path, file, "torch")["state"][0]["exp_avg"].shape == (5000,)
+
+
 def broken(change):
     entry = golden_entry("AdamW_group4")
     change(entry, entry["exp_avg_sq_qstate"])

@@ -262,3 +262,36 @@ def test_flattened_settings_say_the_new_format(tmp_path, source):
     formats = {key: value for key, value in got.items() if key.endswith("param_format")}
     assert formats == {f"param_groups.{name}.param_format": "bfloat16_split8" for name in names}
     assert got["state.up.weight.param_bfloat16_split8"].shape == (96, 48)
+
+
+def averages(content):
+    return {key: x.float() * 0 + 7 for key, x in content["model"].items()}
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_averages_are_not_taken_for_the_model(tmp_path, masters):
+    _, content = with_masters() if masters else checkpoint()
+    content = {"ema": averages(content), **content}
+    options = "--weights", "bfloat16"
+    error = convert(tmp_path, content, "lowbit", *options, code=3)
+    assert "up.weight: its weight may be any of ema.up.weight, model.up.weight" in error
+    assert "with --exclude 'ema.*' or --exclude 'model.*'\n" in error
+    got = convert(tmp_path, content, "lowbit", *options, "--exclude", "ema.*")
+    assert got["model"]["up.weight"].dtype == torch.bfloat16 and "ema" not in got
+    assert "master_param" not in got["optimizer"]["state"][0]
+
+
+@pytest.mark.parametrize("masters", [False, True])
+def test_names_as_the_optimizer_has_them_are_the_model_s(tmp_path, masters):
+    """Nothing else is named exactly so."""
+    _, content = with_masters() if masters else checkpoint()
+    model = content.pop("model")
+    content = {"ema": averages({"model": model}), **model, **content}
+    got = convert(tmp_path, content, "lowbit", "--weights", "bfloat16")
+    assert got["up.weight"].dtype == torch.bfloat16
+    assert torch.equal(got["ema"]["up.weight"], content["ema"]["up.weight"])
+    for wrapper in ("module.", "_orig_mod."):
+        wrapped = {wrapper + key: x for key, x in model.items()}
+        content = {"model": wrapped, "optimizer": content["optimizer"]}
+        got = convert(tmp_path, content, "lowbit", "--weights", "bfloat16")
+        assert got["model"][f"{wrapper}up.weight"].dtype == torch.bfloat16

@@ -234,3 +234,41 @@ def test_the_optimizer_that_is_chosen_stays_the_one(tmp_path):
     run("convert", tmp_path / "a.pt", tmp_path / "u", *options)
     made = torch.load(tmp_path / "u" / "zero" / "w" / "exp_avg.pt", weights_only=True)["param"]
     assert torch.equal(made, content["optim"]["state"]["w"]["exp_avg"])
+
+
+def test_the_weights_of_two_models_are_not_mixed_up(tmp_path):
+    content = {"ema": {"w": torch.zeros(4, 5)}, **plain()}
+    torch.save(content, tmp_path / "a.pt")
+    torch.save(content["model"], tmp_path / "m.pt")
+    command = "convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal", "--force"
+    error = run(*command, code=3).stderr
+    assert "w: its weight may be any of ema.w, model.w" in error
+    assert "--exclude 'ema.*' or --exclude 'model.*', or give a file" in error
+    for options in (["--exclude", "ema.*"], ["--model", tmp_path / "m.pt"]):
+        run(*command, *options)
+        made = torch.load(tmp_path / "u" / "zero" / "w" / "fp32.pt", weights_only=True)["param"]
+        assert torch.equal(made, content["model"]["w"])
+    torch.save({"net": {"w": torch.zeros(4, 5)}, **content}, tmp_path / "m.pt")
+    error = run(*command, "--model", tmp_path / "m.pt", code=3).stderr
+    assert "net.w, ema.w, model.w in --model" in error
+
+
+def test_the_same_weights_twice_are_one_model_s(tmp_path):
+    content = plain()
+    torch.save({"state_dict": content["model"], **content}, tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal")
+    made = torch.load(tmp_path / "u" / "zero" / "w" / "fp32.pt", weights_only=True)["param"]
+    assert torch.equal(made, content["model"]["w"])
+
+
+def test_weights_in_the_place_of_their_names_are_the_optimizer_s(tmp_path):
+    """Beside them, and below them, names that end alike are of another model."""
+    content = plain()
+    weight = content.pop("model")["w"]
+    torch.save({"ema": {"w": torch.zeros(4, 5)}, "w": weight, **content}, tmp_path / "a.pt")
+    below = {"model": {"x.w": torch.zeros(4, 5), "w": weight}}
+    torch.save({**below, **content}, tmp_path / "b.pt")
+    for name in ("a.pt", "b.pt"):
+        run("convert", tmp_path / name, tmp_path / "u", "--container", "universal", "--force")
+        made = torch.load(tmp_path / "u" / "zero" / "w" / "fp32.pt", weights_only=True)["param"]
+        assert torch.equal(made, weight)

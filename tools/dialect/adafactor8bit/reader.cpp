@@ -21,6 +21,7 @@
 #include "dialect/model/formats.h"
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
+#include "dialect/tree/weights.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -200,10 +201,11 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
   std::set<const Group*> warned;
   for (const Leaf& leaf : model.rest)
     seed_counter |= !leaf.path.empty() && leaf.path.back().text() == "_apollo_seed_counter";
+  const Weights weights(*document, tree);
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Entry& entry = tree.params[i];
     Param& param = model.params[i];
-    const Leaf* weight = weight_of(model, param);
+    ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kShape));
     param.known_shape = weight != nullptr;
     if (weight != nullptr) param.shape = weight->shape;
     for (const auto& [name, leaf] : entry.leaves) {

@@ -131,16 +131,6 @@ Status leave_out(const Param& param, const State& state, const std::string& whos
   return fine();
 }
 
-const Leaf* weight_of(const Model& model, const Param& param) {
-  if (param.name.empty()) return nullptr;
-  TensorsByName names;
-  for (const Leaf& leaf : model.rest) names.add(leaf);
-  if (model.document != nullptr && model.document->model != nullptr) {
-    for (const Leaf& leaf : model.document->model->leaves) names.add(leaf);
-  }
-  return names.find(param.name);
-}
-
 const State* beside_of(const Param& param) {
   for (const State& s : param.states) {
     if (s.name.starts_with("param_")) return &s;

@@ -31,9 +31,6 @@ State plain_state(const std::string& name, const Leaf& leaf);
 const State* beside_of(const Param& param);
 /// The leaf of a compensation.
 const Leaf& raw_of(const State& beside);
-/// The weight of a parameter by name, from this checkpoint or the one given with --model; null if
-/// neither has it.
-const Leaf* weight_of(const Model& model, const Param& param);
 /// The group of each parameter; an empty group for a parameter without one.
 std::vector<const Group*> groups_by_param(const Model& model);
 /// A setting of a group as a number; empty if it is not a number.

@@ -8,12 +8,12 @@
 #include "catalog/catalog.h"
 #include "core/random.h"
 #include "cpu/step.h"
-#include "dialect/model/parameter_names.h"
 #include "dialect/numbers/document_leaves.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/requantize/master.h"
 #include "dialect/tree/optimizer_root.h"
 #include "dialect/tree/optimizer_tree.h"
+#include "dialect/tree/weights.h"
 #include "io/scratch_buffer.h"
 #include "io/text.h"
 #include "policy/names.h"
@@ -135,12 +135,12 @@ Status check_untouched(const OptimizerTree& tree) {
 using ChosenWeights = std::map<const Leaf*, const Entry*>;
 
 /// The float32 weights that the optimizer's parameters name.
-ChosenWeights weights_of_params(const OptimizerTree& tree, const std::set<std::string>& norms) {
+Result<ChosenWeights> weights_of_params(const OptimizerTree& tree,
+                                        const std::set<std::string>& norms) {
   ChosenWeights chosen;
-  TensorsByName names;
-  for (const Leaf* leaf : tree.rest) names.add(*leaf);
+  const Weights weights(tree.rest);
   for (const Entry& entry : tree.params) {
-    const Leaf* weight = entry.name.empty() ? nullptr : names.find(entry.name);
+    ASSIGN_OR_RETURN(weight, weights.find(entry.name, Weights::Asked::kValues));
     if (weight != nullptr && is_float32(*weight) && !is_of_norm(weight->name(), norms))
       chosen.emplace(weight, &entry);
   }
@@ -248,8 +248,8 @@ Result<Document> with_weights(Document document, const std::string& format, uint
     for (const Leaf& leaf : document.leaves) outside.push_back(&leaf);
   }
   const std::set<std::string> norms = norms_of(document.leaves);
-  const ChosenWeights chosen =
-      named ? weights_of_params(tree, norms) : weights_of_model(outside, optimizer, norms);
+  ASSIGN_OR_RETURN(
+      chosen, named ? weights_of_params(tree, norms) : weights_of_model(outside, optimizer, norms));
   if (chosen.empty()) return bad("the checkpoint has no float32 weights to round");
   const int number = find_param(format);
   const bool compensated = param_info(number).compensation_bytes > 0;

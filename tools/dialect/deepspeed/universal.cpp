@@ -5,7 +5,6 @@
 #include <set>
 
 #include "container/deepspeed/model_states.h"
-#include "dialect/model/parameter_names.h"
 #include "dialect/numbers/document_leaves.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/numbers/numbers.h"
@@ -13,6 +12,7 @@
 #include "dialect/tree/weights.h"
 #include "io/read/file.h"
 #include "io/text.h"
+#include "policy/names.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -57,7 +57,7 @@ class Universal {
     add_groups({"optimizer_state_dict", "param_groups"}, common.document);
     add_loss_scaler(common.document);
     files_.push_back(std::move(common));
-    add_models();
+    RETURN_IF_ERROR(add_models());
     return std::move(files_);
   }
 
@@ -72,7 +72,7 @@ class Universal {
       return bad(name +
                  ": is no name of a folder, which a Universal Checkpoint has for each "
                  "parameter");
-    const Leaf* weight = weights_.find(entry);
+    ASSIGN_OR_RETURN(weight, weights_.find(entry.name, Weights::Asked::kValues));
     if (weight == nullptr || weight->source == nullptr)
       return bad(name +
                  ": the checkpoint has no weight of that name, of which a Universal "
@@ -84,6 +84,7 @@ class Universal {
                                           float32_source(floats_of(*weight))));
     if (first_ == nullptr) first_ = weight;
     used_.insert(weight);
+    shapes_.push_back(weight->shape);
     for (const char* state : {"exp_avg", "exp_avg_sq"}) {
       const Leaf* leaf = entry.find(state);
       if (leaf == nullptr)
@@ -178,9 +179,9 @@ class Universal {
   }
 
   /// Stages 1 and 2 look for the one name, stage 3 for the other.
-  void add_models() {
+  Status add_models() {
     Document model;
-    const std::set<std::string> module = add_module(model);
+    ASSIGN_OR_RETURN(module, add_module(model));
     Value names = Value::list({});
     for (const std::string& name : module) names.items.push_back(Value::words(name));
     for (size_t g = 0; g < tree_.groups.size(); ++g) {
@@ -188,9 +189,8 @@ class Universal {
         model.leaves.push_back(
             value_leaf({"param_shapes", list_place(g)}, Value{.kind = Value::Kind::kDict}));
       for (const size_t p : tree_.groups[g].params) {
-        const Entry& entry = tree_.params[p];
-        model.leaves.push_back(value_leaf({"param_shapes", list_place(g), entry.name},
-                                          size_value(weights_.find(entry)->shape)));
+        model.leaves.push_back(value_leaf({"param_shapes", list_place(g), tree_.params[p].name},
+                                          size_value(shapes_[p])));
       }
     }
     const auto say = [&](const char* key, Value value) {
@@ -218,11 +218,12 @@ class Universal {
     std::erase_if(model.leaves, [](const Leaf& l) { return l.path[0].text() == "module"; });
     model.leaves.push_back(value_leaf({"module"}, Value{.kind = Value::Kind::kOrdered}));
     files_.push_back({"zero_pp_rank_0_mp_rank_00_model_states.pt", std::move(model)});
+    return fine();
   }
 
   /// The tensors beside the weights: buffers, frozen parameters; and what DeepSpeed had kept with
   /// them.
-  std::set<std::string> add_module(Document& model) {
+  Result<std::set<std::string>> add_module(Document& model) {
     std::set<std::string> names, lost;
     const Path parent(first_->path.begin(), first_->path.end() - 1);
     for (const Leaf* leaf : tree_.rest) {
@@ -243,7 +244,7 @@ class Universal {
         lost.insert(path.empty() ? "" : path[0].text());
       }
     }
-    add_beside_model(model, names);
+    RETURN_IF_ERROR(add_beside_model(model, names));
     std::string text;
     for (const std::string& key : lost) text += (text.empty() ? "" : ", ") + printable(key);
     if (!lost.empty())
@@ -252,17 +253,17 @@ class Universal {
   }
 
   /// The same of --model, which is there for its weights: what it has elsewhere is none of it.
-  void add_beside_model(Document& model, std::set<std::string>& names) const {
-    if (document_.model == nullptr) return;
-    TensorsByName tensors;
-    for (const Leaf& leaf : document_.model->leaves) tensors.add(leaf);
+  Status add_beside_model(Document& model, std::set<std::string>& names) const {
+    if (document_.model == nullptr) return fine();
     std::set<std::string> params;
     const Leaf* weight = nullptr;
     for (const Entry& entry : tree_.params) {
       params.insert(clean_name(entry.name));
-      if (weight == nullptr) weight = tensors.find(entry.name);
+      if (weight != nullptr) continue;
+      ASSIGN_OR_RETURN(found, weights_.find_in_model(entry.name, Weights::Asked::kValues));
+      weight = found;
     }
-    if (weight == nullptr) return;
+    if (weight == nullptr) return fine();
     const Path parent(weight->path.begin(), weight->path.end() - 1);
     for (const Leaf& leaf : document_.model->leaves) {
       const bool beside = leaf.path.size() == parent.size() + 1 &&
@@ -272,6 +273,7 @@ class Universal {
       if (params.contains(clean_name(name)) || !names.insert(name).second) continue;
       model.leaves.push_back(moved(leaf, {"module", name}));
     }
+    return fine();
   }
 
   const Document& document_;
@@ -280,6 +282,7 @@ class Universal {
   std::vector<std::string>& warnings_;
   std::vector<FolderFile> files_;
   std::set<const Leaf*> used_;
+  std::vector<Shape> shapes_;    // of the weights, as in tree_.params
   const Leaf* first_ = nullptr;  // of the weights
   std::optional<int64_t> step_;
 };

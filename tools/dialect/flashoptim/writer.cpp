@@ -9,6 +9,7 @@
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/requantize/nearest.h"
+#include "dialect/tree/weights.h"
 #include "io/scratch_buffer.h"
 #include "io/text.h"
 
@@ -37,10 +38,11 @@ Result<Form> form_of(const Wanted& wanted) {
 
 /// The weight's dtype, where anything tells it: what is beside it, how a file of 0.1.4 keeps its
 /// scales, or the weight itself.
-const Dtype* dtype_of(const Model& model, const Param& param) {
+Result<const Dtype*> dtype_of(const Model& model, const Weights& weights, const Param& param) {
   if (const State* beside = beside_of(param))
     return find_dtype(beside->name.starts_with("param_bfloat16") ? "bfloat16" : "float16");
-  if (const Leaf* weight = weight_of(model, param)) return weight->dtype;
+  ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kDtype));
+  if (weight != nullptr) return weight->dtype;
   for (const State& s : param.states) {
     for (const Leaf* leaf : s.leaves) {
       if (model.dialect == "flashoptim" && leaf->name().ends_with("::scales") &&
@@ -53,6 +55,7 @@ const Dtype* dtype_of(const Model& model, const Param& param) {
 
 struct FlashOptimWriter {
   const Model& model;
+  const Weights& weights;
   const Param& param;
   const Form& form;
   const Wanted& wanted;
@@ -70,7 +73,11 @@ struct FlashOptimWriter {
     const bool is_signed = is_signed_state(s.name);
     const bool own =
         flat_codes(s, is_signed ? "companded8" : "companded8_unsigned", kFlashBlock).has_value();
-    const Dtype* dtype = dtype_of(model, param);
+    const Dtype* dtype = nullptr;
+    if (form.generation == FlashFiles::kNew) {
+      ASSIGN_OR_RETURN(found, dtype_of(model, weights, param));
+      dtype = found;
+    }
     if (form.generation == FlashFiles::kNew && dtype == nullptr && !from_flat_scales(s))
       return bad(
           shown(param) +
@@ -81,8 +88,7 @@ struct FlashOptimWriter {
                                 "their names, or"
                               : "convert one that has the weights too, or name it as --model, or") +
           " take --state-format float32, which every version loads");
-    const bool bits = form.generation == FlashFiles::kNew && dtype != nullptr &&
-                      std::string_view(dtype->name) == "bfloat16";
+    const bool bits = dtype != nullptr && std::string_view(dtype->name) == "bfloat16";
     const Dtype* scale_dtype = find_dtype(bits ? "bfloat16" : "float16");
     const Shape blocks = {static_cast<int64_t>((n + kFlashBlock - 1) / kFlashBlock)};
     const Dtype* code_dtype = find_dtype(is_signed ? "int8" : "uint8");
@@ -165,15 +171,18 @@ struct FlashOptimWriter {
 };
 
 /// `widths` has how many bytes are beside the weight of each parameter, -1 where nothing is kept.
-Result<Settings> settings_for(const Model& model, const Group& group,
+Result<Settings> settings_for(const Model& model, const Weights& weights, const Group& group,
                               const std::vector<int>& widths) {
   const bool own = model.dialect == "flashoptim";
   Settings s = own ? group.settings : settings_elsewhere(group);
   int width = -1;
+  const bool any = std::any_of(group.params.begin(), group.params.end(),
+                               [&](size_t p) { return widths[p] > 0; });
   for (const size_t p : group.params) {
-    const Dtype* dtype = dtype_of(model, model.params[p]);
+    if (!any || widths[p] < 0) continue;
+    ASSIGN_OR_RETURN(dtype, dtype_of(model, weights, model.params[p]));
     // A float32 weight has nothing beside it whatever the group says.
-    if (widths[p] < 0 || (dtype != nullptr && dtype->bytes == 4)) continue;
+    if (dtype != nullptr && dtype->bytes == 4) continue;
     if (width >= 0 && width != widths[p])
       return bad("FlashOptim keeps 8 or 16 bits beside all weights of a group, and here " +
                  shown(model.params[p]) + " has others than those before it");
@@ -198,11 +207,12 @@ Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, Dial
         "FlashOptim loads no compressed states from a flattened checkpoint; take "
         "--state-format float32");
   Document out = begun(model);
+  const Weights weights(model);
   std::vector<int> widths(model.params.size(), -1);
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Param& param = model.params[i];
     if (!param.known_shape && !param.states.empty()) return no_shape(param);
-    FlashOptimWriter writer{model, param, form, wanted, report, out.leaves};
+    FlashOptimWriter writer{model, weights, param, form, wanted, report, out.leaves};
     bool adam = false;
     for (const State& s : param.states) adam |= s.name == "exp_avg_sq";
     // Only its Adam counts steps.
@@ -219,7 +229,8 @@ Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, Dial
     if (!param.states.empty()) widths[i] = width;
   }
   RETURN_IF_ERROR(add_groups(
-      model, [&](const Group& group) { return settings_for(model, group, widths); }, out.leaves));
+      model, [&](const Group& group) { return settings_for(model, weights, group, widths); },
+      out.leaves));
   out.leaves.insert(out.leaves.end(), model.rest.begin(), model.rest.end());
   return out;
 }

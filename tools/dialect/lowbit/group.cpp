@@ -6,7 +6,6 @@
 #include "dialect/numbers/numbers.h"
 #include "dialect/tree/algorithm.h"
 #include "dialect/tree/optimizer_tree.h"
-#include "dialect/tree/weights.h"
 #include "policy/names.h"
 
 namespace lowbit::ckpt {

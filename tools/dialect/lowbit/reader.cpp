@@ -307,7 +307,10 @@ Result<Model> read_lowbit(std::shared_ptr<const Document> document, const Optimi
   }
   for (size_t i = 0; i < out.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    RETURN_IF_ERROR(LowbitReader(entry, group_of[i], weights.find(entry), out.params[i]).run());
+    // Most of lowbit's states tell their shape: weights of several shapes are no error by themselves.
+    const auto weight = weights.find(entry.name, Weights::Asked::kShape);
+    const Leaf* known = weight.ok() ? weight.value() : nullptr;
+    RETURN_IF_ERROR(LowbitReader(entry, group_of[i], known, out.params[i]).run());
   }
   out.algorithm = algorithm_of(out);
   return out;

@@ -16,6 +16,7 @@
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/requantize/dequantize.h"
+#include "dialect/tree/weights.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -304,12 +305,14 @@ Result<Model> read_lpmm(std::shared_ptr<const Document> document, const Optimize
   Model model = model_of(tree, "lpmm", document);
   // Its settings are nobody else's; the document still has them.
   std::erase_if(model.rest, [&](const Leaf& leaf) { return is_lpmm_config(model, leaf); });
+  const Weights weights(*document, tree);
   for (size_t i = 0; i < model.params.size(); ++i) {
     Param& param = model.params[i];
     const Entry& entry = tree.params[i];
     LpmmReader reader{entry, param};
     param.known_shape = false;
-    if (const Leaf* weight = weight_of(model, param)) {
+    ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kShape));
+    if (weight != nullptr) {
       param.shape = weight->shape;
       param.known_shape = true;
     }

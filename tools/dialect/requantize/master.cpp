@@ -3,9 +3,9 @@
 #include <map>
 #include <set>
 
-#include "dialect/model/parameter_names.h"
 #include "dialect/numbers/document_leaves.h"
 #include "dialect/tree/optimizer_tree.h"
+#include "dialect/tree/weights.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -52,10 +52,10 @@ Result<Masters> masters_of(const OptimizerTree& tree, const std::vector<const Le
 /// The weight that each master replaces: weight, master.
 Result<std::map<const Leaf*, const Leaf*>> weights_of_masters(const OptimizerTree& tree,
                                                               const Masters& masters) {
-  TensorsByName names;
-  for (const Leaf* leaf : tree.rest) {
-    if (list_of_masters(leaf->path) == std::string::npos) names.add(*leaf);
-  }
+  std::vector<const Leaf*> others = tree.rest;
+  std::erase_if(others,
+                [](const Leaf* l) { return list_of_masters(l->path) != std::string::npos; });
+  const Weights weights(others);
   std::map<const Leaf*, const Leaf*> replaced;
   for (const auto& [master, entry] : masters) {
     const std::string what = printable(master->name());
@@ -65,7 +65,7 @@ Result<std::map<const Leaf*, const Leaf*>> weights_of_masters(const OptimizerTre
                  ", and the checkpoint does not tell its name: save the optimizer by names "
                  "(torch.distributed.checkpoint.state_dict.get_optimizer_state_dict) or with "
                  "param_names in its groups");
-    const Leaf* weight = names.find(entry->name);
+    ASSIGN_OR_RETURN(weight, weights.find(entry->name, Weights::Asked::kValues));
     if (weight == nullptr) return bad(what + ": the checkpoint has no weight " + shown(*entry));
     if (weight->shape != master->shape)
       return bad(what + ": has the shape " + shape_text(master->shape) + ", its weight " +
