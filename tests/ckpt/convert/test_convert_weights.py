@@ -2,6 +2,7 @@
 to 16-bit weights without masters.
 """
 
+import json
 import zlib
 
 import pytest
@@ -209,7 +210,7 @@ def test_what_is_refused(tmp_path):
 
 
 def test_the_optimizer_that_is_chosen_stays_the_one(tmp_path):
-    net, content = checkpoint()
+    _, content = checkpoint()
     content["other"] = trained()[1].state_dict()
     options = "--optimizer", "optimizer", "--weights", "bfloat16_split8"
     got = convert(tmp_path, content, "lowbit", *options)
@@ -295,3 +296,85 @@ def test_names_as_the_optimizer_has_them_are_the_model_s(tmp_path, masters):
         content = {"model": wrapped, "optimizer": content["optimizer"]}
         got = convert(tmp_path, content, "lowbit", "--weights", "bfloat16")
         assert got["model"][f"{wrapper}up.weight"].dtype == torch.bfloat16
+
+
+class Tied(torch.nn.Module):
+    def __init__(self, first):
+        super().__init__()
+        for name in (first, {"embed": "head", "head": "embed"}[first]):
+            layer = (
+                torch.nn.Embedding(64, 96) if name == "embed" else torch.nn.Linear(96, 64, False)
+            )
+            setattr(self, name, layer)
+        self.head.weight = self.embed.weight
+
+    def forward(self, x):
+        return self.head(self.embed(x))
+
+
+def tied(first="embed", masters=False, named=True):
+    torch.manual_seed(0)
+    net = Tied(first)
+    opt = torch.optim.AdamW(net.named_parameters() if named else net.parameters(), lr=1e-2)
+    net(torch.tensor([1, 2])).square().mean().backward()
+    opt.step()
+    content = {"model": net.state_dict(), "optimizer": opt.state_dict()}
+    if masters:
+        content["optimizer"]["state"][0]["master_param"] = net.head.weight.detach() + 1e-3
+        narrow = net.head.weight.detach().bfloat16()
+        content["model"] = dict.fromkeys(content["model"], narrow)
+    return content
+
+
+@pytest.mark.parametrize("first", ["embed", "head"])
+@pytest.mark.parametrize("masters", [False, True])
+def test_tied_weights_stay_one(tmp_path, first, masters):
+    """The optimizer names one of the two; load_state_dict copies both, one after the other."""
+    content = tied(first, masters)
+    if masters:
+        full = content["optimizer"]["state"][0]["master_param"]
+    else:
+        full = content["model"]["head.weight"].clone()
+    format = "bfloat16_split8"
+    got = convert(tmp_path, content, "lowbit", "--weights", format, "--seed", SEED)
+    expected_weight, extra = expected(full, format, f"{first}.weight")
+    same(got["model"]["embed.weight"], expected_weight)
+    same(got["model"]["head.weight"], expected_weight)
+    storages = {x.untyped_storage().data_ptr() for x in got["model"].values()}
+    assert len(storages) == 1
+    state = got["optimizer"]["state"]
+    same(state[0]["param_bfloat16_split8"], extra.reshape(64, 96))
+    net = Tied(first).bfloat16()
+    net.load_state_dict(got["model"])
+    same(net.embed.weight.detach(), expected_weight)
+
+
+@pytest.mark.parametrize("masters", [False, True])
+@pytest.mark.parametrize("target", ["out", "out.safetensors"])
+def test_tied_weights_in_other_containers_are_equal(tmp_path, target, masters):
+    torch.save(tied(masters=masters), tmp_path / "in.pt")
+    container = ["--container", "dcp"] if target == "out" else []
+    options = "--weights", "bfloat16_stochastic", *container
+    report = run("convert", tmp_path / "in.pt", tmp_path / target, *options, "--json")
+    (row,) = [r for r in json.loads(report.stdout)["states"] if r["state"] == "weight"]
+    assert row["max_error"] > 0
+    run("convert", tmp_path / target, tmp_path / "out.pt", "--container", "torch")
+    model = torch.load(tmp_path / "out.pt")["model"]
+    assert model["head.weight"].dtype == torch.bfloat16
+    same(model["head.weight"], model["embed.weight"])
+
+
+def test_tied_weights_of_numbered_parameters_round_alike(tmp_path):
+    content = tied(named=False)
+    got = convert(tmp_path, content, "torch", "--weights", "bfloat16_stochastic")["model"]
+    same(got["head.weight"], got["embed.weight"])
+    assert len({x.untyped_storage().data_ptr() for x in got.values()}) == 1
+
+
+def test_views_of_one_storage_are_not_tied(tmp_path):
+    whole = torch.randn(2, 64, 96)
+    torch.save({"a.w": whole[0], "b.w": whole[1]}, tmp_path / "in.pt")
+    run("convert", tmp_path / "in.pt", tmp_path / "out.pt", "--weights", "bfloat16")
+    got = torch.load(tmp_path / "out.pt")
+    same(got["a.w"], whole[0].bfloat16())
+    same(got["b.w"], whole[1].bfloat16())

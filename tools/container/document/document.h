@@ -63,6 +63,9 @@ struct Leaf {
   std::shared_ptr<Source> source;
   const Tensor* stored = nullptr;  // in Document::manifest, where the bytes are those of a tensor
                                    // there: its items may be copied as they are
+  // Not empty: leaves with the same text here have the same new values, and are one tensor in memory
+  // where the container can say so. Tied weights stay tied when they are rounded.
+  std::string tied = {};
   // kSubclass: a tensor subclass of class `cls`, one item as a whole (torch.save, or one DCP chunk)
   std::string cls;
   Value attributes;

@@ -104,6 +104,11 @@ class Pickler {
   /// The number of the leaf's storage: one that was written for another leaf where they share it.
   size_t storage(const Leaf& l, const Alias* alias) {
     const uint64_t width = static_cast<uint64_t>(l.dtype->bytes);
+    if (alias == nullptr && !l.tied.empty()) {
+      const auto [known, is_new] = tied_.try_emplace(l.tied, out_.storages.size());
+      if (is_new) out_.storages.push_back({&l, false, l.bytes()});
+      return known->second;
+    }
     if (alias == nullptr) {
       out_.storages.push_back({&l, false, l.bytes()});
       return out_.storages.size() - 1;
@@ -172,7 +177,7 @@ class Pickler {
   const std::vector<TreeNode>& tree_;
   PickleWriter w_{2};
   TorchArchive out_;
-  std::unordered_map<std::string, size_t> shared_;
+  std::unordered_map<std::string, size_t> shared_, tied_;  // numbers of storages
   std::optional<uint64_t> layout_;
 };
 

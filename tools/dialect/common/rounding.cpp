@@ -131,8 +131,13 @@ Status check_untouched(const OptimizerTree& tree) {
   return fine();
 }
 
-/// The weights to round, each with its parameter; null where parameters have no names.
-using ChosenWeights = std::map<const Leaf*, const Entry*>;
+/// A weight to round: its parameter, null where parameters have no names, and the name that draws
+/// the random bits.
+struct ChosenWeight {
+  const Entry* entry;
+  std::string name;
+};
+using ChosenWeights = std::map<const Leaf*, ChosenWeight>;
 
 /// The float32 weights that the optimizer's parameters name.
 Result<ChosenWeights> weights_of_params(const OptimizerTree& tree,
@@ -142,7 +147,7 @@ Result<ChosenWeights> weights_of_params(const OptimizerTree& tree,
   for (const Entry& entry : tree.params) {
     ASSIGN_OR_RETURN(weight, weights.find(entry.name, Weights::Asked::kValues));
     if (weight != nullptr && is_float32(*weight) && !is_of_norm(weight->name(), norms))
-      chosen.emplace(weight, &entry);
+      chosen.emplace(weight, ChosenWeight{&entry, clean_name(entry.name)});
   }
   return chosen;
 }
@@ -156,9 +161,26 @@ ChosenWeights weights_of_model(const std::vector<const Leaf*>& leaves, bool has_
     const bool model =
         !has_optimizer || leaf->path.size() > 1 || name.find('.') != std::string::npos;
     if (model && is_float32(*leaf) && !leaf->shape.empty() && !is_of_norm(name, norms))
-      chosen.emplace(leaf, nullptr);
+      chosen.emplace(leaf, ChosenWeight{nullptr, clean_name(name)});
   }
   return chosen;
+}
+
+/// Chooses the weights that are tied to a chosen one too, and with its name: all that share memory
+/// get the same values. The optimizer names one of them, and torch loads all: the last wins.
+void choose_tied(const std::vector<const Leaf*>& leaves, ChosenWeights& chosen) {
+  std::map<std::string, ChosenWeight> by_memory;
+  for (const Leaf* leaf : leaves) {
+    const auto at = chosen.find(leaf);
+    const std::string memory = memory_of(*leaf);
+    if (at != chosen.end() && !memory.empty()) by_memory.emplace(memory, at->second);
+  }
+  for (const Leaf* leaf : leaves) {
+    const auto tied = by_memory.find(memory_of(*leaf));
+    if (tied == by_memory.end()) continue;
+    const auto [at, is_new] = chosen.emplace(leaf, tied->second);
+    if (at->second.entry == nullptr) at->second = tied->second;
+  }
 }
 
 /// An error if the checkpoint has no state in which the format's compensation could lie.
@@ -250,6 +272,7 @@ Result<Document> with_weights(Document document, const std::string& format, uint
   const std::set<std::string> norms = norms_of(document.leaves);
   ASSIGN_OR_RETURN(
       chosen, named ? weights_of_params(tree, norms) : weights_of_model(outside, optimizer, norms));
+  choose_tied(outside, chosen);
   if (chosen.empty()) return bad("the checkpoint has no float32 weights to round");
   const int number = find_param(format);
   const bool compensated = param_info(number).compensation_bytes > 0;
@@ -258,6 +281,7 @@ Result<Document> with_weights(Document document, const std::string& format, uint
   Document out = document;
   out.leaves.clear();
   std::vector<Leaf> compensation;
+  std::map<std::string, Rounding> tied;
   for (const Leaf& leaf : document.leaves) {
     out.leaves.push_back(leaf);
     Leaf& to = out.leaves.back();
@@ -267,19 +291,24 @@ Result<Document> with_weights(Document document, const std::string& format, uint
     }
     const auto at = chosen.find(&leaf);
     if (at == chosen.end()) continue;
-    const std::string name = clean_name(at->second != nullptr ? at->second->name : leaf.name());
+    const auto& [entry, name] = at->second;
+    to.dtype = find_dtype(param_info(number).dtype);
+    to.stored = nullptr;
+    to.tied = memory_of(leaf).empty() ? "" : memory_of(leaf) + " " + name;
+    if (const auto first = tied.find(to.tied); first != tied.end()) {
+      to.source = std::make_shared<Rounded>(first->second, false, nullptr);
+      continue;
+    }
     report.states.push_back({.param = printable(name),
                              .state = "weight",
                              .from = "float32",
                              .to = format,
                              .exact = false});
-    const RandomKey random = random_key(seed, 0, stream_of(name));
-    const Rounding how{number, random, floats_of(leaf)};
-    to.dtype = find_dtype(param_info(number).dtype);
-    to.stored = nullptr;
+    const Rounding how{number, random_key(seed, 0, stream_of(name)), floats_of(leaf)};
     to.source = std::make_shared<Rounded>(how, false, &report.states.back());
+    if (!to.tied.empty()) tied.emplace(to.tied, how);
     if (compensated)
-      compensation.push_back(compensation_leaf(tree, *at->second, format, how, leaf.shape));
+      compensation.push_back(compensation_leaf(tree, *entry, format, how, leaf.shape));
   }
   const auto place = optimizer ? end_of_state(out.leaves, tree.root) : out.leaves.end();
   out.leaves.insert(place, compensation.begin(), compensation.end());

@@ -4,6 +4,7 @@
 #include <set>
 
 #include "dialect/numbers/document_leaves.h"
+#include "dialect/numbers/floats.h"
 #include "dialect/tree/optimizer_tree.h"
 #include "dialect/tree/weights.h"
 #include "io/text.h"
@@ -76,6 +77,20 @@ Result<std::map<const Leaf*, const Leaf*>> weights_of_masters(const OptimizerTre
   return replaced;
 }
 
+/// The same for weights that are tied to these. The optimizer names one of them, and torch loads
+/// all: the last wins.
+void add_tied(const OptimizerTree& tree, std::map<const Leaf*, const Leaf*>& replaced) {
+  std::map<std::string, const Leaf*> by_memory;
+  for (const auto& [weight, master] : replaced) {
+    if (std::string memory = memory_of(*weight); !memory.empty())
+      by_memory.emplace(std::move(memory), master);
+  }
+  for (const Leaf* leaf : tree.rest) {
+    const auto at = by_memory.find(memory_of(*leaf));
+    if (at != by_memory.end()) replaced.emplace(leaf, at->second);
+  }
+}
+
 }  // namespace
 
 bool is_master(std::string_view name) {
@@ -99,10 +114,12 @@ Result<Document> with_masters(Document document, DialectReport& report) {
   ASSIGN_OR_RETURN(masters, masters_of(tree, lists));
   if (masters.empty()) return document;
   ASSIGN_OR_RETURN(replaced, weights_of_masters(tree, masters));
+  add_tied(tree, replaced);
   std::set<const Leaf*> dropped;
   std::set<const Tensor*> views;  // of a tree that arranges the document differently
+  std::map<const Leaf*, std::shared_ptr<Floats>> shared;  // of masters that several weights get
   for (const auto& [weight, master] : replaced) {
-    dropped.insert(master);
+    if (!dropped.insert(master).second) shared[master] = locked(floats_of(*master));
     if (tree.view != nullptr && master->stored != nullptr) views.insert(master->stored);
   }
   report.warnings.push_back(std::to_string(dropped.size()) +
@@ -115,10 +132,15 @@ Result<Document> with_masters(Document document, DialectReport& report) {
     out.leaves.push_back(leaf);
     const auto at = replaced.find(&leaf);
     if (at == replaced.end()) continue;
+    const Leaf& master = *at->second;
     Leaf& weight = out.leaves.back();
-    weight.dtype = at->second->dtype;
-    weight.source = at->second->source;
+    weight.dtype = master.dtype;
+    weight.source = master.source;
     weight.stored = nullptr;
+    const auto values = shared.find(&master);
+    if (values == shared.end()) continue;
+    weight.source = float32_source(values->second);
+    weight.tied = flat_name(master.path);
   }
   return out;
 }

@@ -25,22 +25,21 @@ std::string place_of(const std::string& full, const std::string& param) {
 
 bool are_alike(const std::vector<const Leaf*>& leaves, Weights::Asked asked) {
   const Leaf& first = *leaves[0];
+  const std::string memory = memory_of(first);
   return std::all_of(leaves.begin(), leaves.end(), [&](const Leaf* leaf) {
     if (asked == Weights::Asked::kShape) return leaf->shape == first.shape;
     if (asked == Weights::Asked::kDtype) return leaf->dtype == first.dtype;
-    return same_memory(*leaf, first);
+    return leaf == &first || (!memory.empty() && memory_of(*leaf) == memory);
   });
 }
 
 }  // namespace
 
-bool same_memory(const Leaf& a, const Leaf& b) {
-  if (&a == &b) return true;
-  if (a.stored == nullptr || b.stored == nullptr || !a.stored->alias || !b.stored->alias)
-    return false;
-  const Alias &x = *a.stored->alias, &y = *b.stored->alias;
-  return x.storage == y.storage && x.first == y.first && x.stride == y.stride &&
-         a.shape == b.shape && a.dtype == b.dtype;
+std::string memory_of(const Leaf& leaf) {
+  if (!leaf.tied.empty() || leaf.stored == nullptr || !leaf.stored->alias) return leaf.tied;
+  const Alias& alias = *leaf.stored->alias;
+  return fmt::format("{} {} {} {} {}", alias.first, leaf.dtype->name, shape_text(leaf.shape),
+                     shape_text(alias.stride), alias.storage);
 }
 
 void TensorsByName::add(const Leaf& leaf) {

@@ -10,9 +10,9 @@
 
 namespace lowbit::ckpt {
 
-/// Whether two leaves view the same elements of one tensor in memory, as tied weights do. Only the
-/// files of torch.save tell.
-bool same_memory(const Leaf& a, const Leaf& b);
+/// What leaves have in common that view the same elements of one tensor in memory, as tied weights
+/// do. Only the files of torch.save tell; "" where nothing does.
+std::string memory_of(const Leaf& leaf);
 
 /// Tensors by the end of their name.
 class TensorsByName {
