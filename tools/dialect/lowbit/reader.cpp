@@ -307,7 +307,7 @@ Result<Model> read_lowbit(std::shared_ptr<const Document> document, const Optimi
   }
   for (size_t i = 0; i < out.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    // Most of lowbit's states tell their shape: weights of several shapes are no error by themselves.
+    // Most of lowbit's states tell their shape: several weights that differ are no error yet.
     const auto weight = weights.find(entry.name, Weights::Asked::kShape);
     const Leaf* known = weight.ok() ? weight.value() : nullptr;
     RETURN_IF_ERROR(LowbitReader(entry, group_of[i], known, out.params[i]).run());
