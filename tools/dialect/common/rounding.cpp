@@ -212,8 +212,8 @@ std::vector<Leaf>::iterator end_of_state(std::vector<Leaf>& leaves, const Path& 
   return last;
 }
 
-/// Whether the leaf is the setting of a lowbit group that names the format of its weights:
-/// param_groups, 0, param_format, or where the state is flattened, "param_groups.NAME.param_format".
+/// Whether the leaf is the setting of a lowbit group that names the format of its weights, at
+/// param_groups, 0, param_format or, if the state is flattened, "param_groups.NAME.param_format".
 bool is_param_format(const Document& document, const Leaf& leaf, const Path& root) {
   const Path path = nested_path(document, leaf);
   const size_t n = root.size();
