@@ -53,6 +53,8 @@ REFUSED = (
         "which this checkpoint does not tell",
     ),
     ("amsgrad_file", "flashoptim", "which this checkpoint does not tell"),
+    # bfloat16 weights, and float32 ones under another key: either may be what it steps.
+    ("master", "flashoptim", "its weight may be any of master."),
     (
         "master_in_state_file",
         "lowbit bitsandbytes flashoptim lpmm adafactor8bit",
