@@ -101,13 +101,13 @@ def section() -> list[str]:
             "([below](#rows-that-seldom-get-a-gradient)).",
             "**Tied weights pay no more than untied ones.** In fine-tuning they pay nothing, where "
             "untied ones pay 0.01 on the rarest words. From scratch, at half the best rate, both "
-            "pay 0.03 on them. At their best rate runs of tied weights part so far by chance that "
-            "they tell nothing. `param_groups(model, embeddings='float32')` keeps float32 for 6 "
-            "bytes more for each of their parameters.",
+            "pay 0.03 on them. At their best rate, chance alone moves runs of tied weights so far "
+            "apart that they show nothing. `param_groups(model, embeddings='float32')` keeps "
+            "float32 for 6 bytes more for each of their parameters.",
             "**`bfloat16_stochastic` lost nothing anywhere**, the rarest words included, and takes "
             "twice the bytes of 8 bits.",
-            "**Avoid a 4-bit head if rare words matter.** Their loss came out higher, and such "
-            "runs part far from float32's.",
+            "**Avoid a 4-bit head if rare words matter.** Their loss was higher, and such runs "
+            "end far from float32's.",
         ),
         "",
         "The held-out loss less that of float32 state for both, with the 95 % interval:",

@@ -53,7 +53,8 @@ def page(lines: Lines) -> str:
         "",
         filled(
             "Each line of the picture is a format. It shows how far the held-out loss is from that "
-            "of float32 state under the same optimizer. Red formats raised it."
+            "of float32 state under the same optimizer. Red formats raised it. What the points say "
+            "of formats holds under AdamW; the tables below have [Muon](#muon) and other rules."
         ),
         "",
         "## The differences",
@@ -396,7 +397,7 @@ def apart(lines: Lines, study: Study, formats: Iterable[str], rules: Iterable[st
     more = "more" if by_rule > by_format else "less"
     return (
         f"**The rule matters {more} than the format**: a rule moves the loss by up to "
-        f"{by_rule:.2f}, a format by up to {by_format:.2f}."
+        f"{by_rule:.2f}, a format of AdamW's state by up to {by_format:.2f}."
     )
 
 

@@ -34,6 +34,12 @@ def page(help_of: Callable[..., str] = help_of) -> str:
         ),
         "does what.",
         "",
+        (
+            "`lowbit-ckpt --version` prints the version and those of its libraries. `--threads` is "
+            "as many as the machine has cores,"
+        ),
+        "at most 8, by default.",
+        "",
         *_table(("command", "does"), [(f"[`{name}`](#{name})", what) for name, what in commands]),
         *_table(("exit code", "means"), [tuple(code.split(" ", 1)) for code in codes.split(", ")]),
     ]
