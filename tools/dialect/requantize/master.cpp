@@ -117,9 +117,9 @@ Result<Document> with_masters(Document document, DialectReport& report) {
   add_tied(tree, replaced);
   std::set<const Leaf*> dropped;
   std::set<const Tensor*> views;  // of a tree that arranges the document differently
-  std::map<const Leaf*, std::shared_ptr<Floats>> shared;  // of masters that several weights get
+  std::set<const Leaf*> shared;   // masters that several weights get
   for (const auto& [weight, master] : replaced) {
-    if (!dropped.insert(master).second) shared[master] = locked(floats_of(*master));
+    if (!dropped.insert(master).second) shared.insert(master);
     if (tree.view != nullptr && master->stored != nullptr) views.insert(master->stored);
   }
   report.warnings.push_back(std::to_string(dropped.size()) +
@@ -137,10 +137,7 @@ Result<Document> with_masters(Document document, DialectReport& report) {
     weight.dtype = master.dtype;
     weight.source = master.source;
     weight.stored = nullptr;
-    const auto values = shared.find(&master);
-    if (values == shared.end()) continue;
-    weight.source = float32_source(values->second);
-    weight.tied = flat_name(master.path);
+    if (shared.contains(&master)) weight.tied = flat_name(master.path);
   }
   return out;
 }
