@@ -185,7 +185,7 @@ def connect(url: str, storage_options: StorageOptions = None) -> Location:
         from fsspec.core import url_to_fs
     except ImportError as error:
         raise ImportError(
-            f"{url}: object stores are read by fsspec: pip install 'lowbit[fsspec]'"
+            f"{url}: object stores are read by fsspec: pip install 'fsspec>=2024.2'"
         ) from error
     try:
         fs, path = url_to_fs(url, **dict(storage_options or {}))

@@ -36,6 +36,22 @@ def test_seven_dimensions_step():
         lowbit.AdamW([full_precision], state_format=rank1)
 
 
+def test_a_model_goes_elsewhere_after_its_optimizer_was_made(monkeypatch):
+    """torch swaps parameters that are DTensors in `to_empty()` and `to()`, and no tensor that has
+    weak references. `param_groups` kept its names by them.
+    """
+    monkeypatch.setattr(torch.__future__, "get_swap_module_params_on_conversion", lambda: True)
+    model = nn.Linear(64, 64, device="meta")
+    opt = lowbit.AdamW(lowbit.param_groups(model), lr=0.1)
+    p = model.weight
+    model.to_empty(device="cpu")
+    assert model.weight is p and p.device.type == "cpu"
+    nn.init.ones_(p)
+    p.grad = torch.ones_like(p)
+    opt.step()
+    assert (p < 1).all()
+
+
 def test_a_stream_that_is_loaded_in_place_counts():
     """The plan was kept by the identity of the stream's tensor."""
 
