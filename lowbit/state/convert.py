@@ -17,7 +17,14 @@ from lowbit.state import memory
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.quantize import dequantize_slot, quantize_slot
-from lowbit.state.saved import SavedTensor, find_saved, find_source, unknown, with_known_names
+from lowbit.state.saved import (
+    SavedTensor,
+    find_saved,
+    find_source,
+    in_other_blocks,
+    unknown,
+    with_known_names,
+)
 from lowbit.state.settings import some
 from lowbit.state.slot import Slot, StateTensor
 
@@ -122,9 +129,10 @@ def _slot_job(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key:
     else converted from the format it is kept in.
     """
     entries = slot.entries(lay.part)
-    kept = find_saved(p, entries, saved, key, cast=slot.name)
-    if kept is not None:
-        return _Job(entries, partial(_move, kept))
+    if not in_other_blocks(lay, slot, saved):
+        kept = find_saved(p, entries, saved, key, cast=slot.name)
+        if kept is not None:
+            return _Job(entries, partial(_move, kept))
     whole = replace(lay, part=_whole_rows(lay.part))  # blocks are not cut there
     source, values = find_source(p, whole, slot, saved, key)
     return _Job(entries, partial(_recode, whole, slot, source, values, entries))
@@ -236,7 +244,7 @@ def _recode(
         to: the tensors to fill.
     """
     if slot.cross_tile or source.cross_tile:
-        whole = [kept.rows(0, lay.part.rows) for kept in values]
+        whole = [kept.all() for kept in values]
         dequantized = (
             dequantize_slot(whole, lay, source) if source.coded else whole[0].to(torch.float32)
         )

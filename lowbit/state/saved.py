@@ -47,6 +47,10 @@ class SavedTensor:
     entry: StateTensor
     what: str
 
+    def all(self) -> Tensor:
+        """The whole local part."""
+        return self.rows(0, self.entry.local[0] if self.entry.local else 0)
+
     def rows(self, begin: int, end: int) -> Tensor:
         """Rows [begin, end) of the local part; the whole part if it has no dimensions."""
         e = self.entry
@@ -167,6 +171,19 @@ def find_source(
             if kept is not None:
                 return source, kept
     raise unknown(saved, key, f"it has no {slot.name}")
+
+
+def in_other_blocks(lay: Layout, slot: Slot, saved: Mapping[str, Any]) -> bool:
+    """Whether a moment is saved in the slot's format, but in blocks of another length."""
+    if slot.scale != "block":
+        return False
+    expected = slot.entries(lay.part)[1]
+    scale = saved.get(expected.key)
+    if not isinstance(scale, Tensor | LazyTensor):
+        return False
+    if tuple(scale.shape) in (expected.shape, expected.local):
+        return False
+    return any(_ways(slot.name, ops.state_format(slot.format), lay, saved))
 
 
 def _ways(
