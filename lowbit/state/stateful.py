@@ -177,7 +177,8 @@ class StatefulOptimizer(Optimizer):
                 self._check_matched()
                 self.init_state()
             except BaseException:
-                self.param_groups.pop()
+                for p in self.param_groups.pop()["params"]:
+                    self.state.pop(p, None)
                 self._subset_names.pop(len(self.param_groups), None)
                 self.lay_out_again()
                 raise

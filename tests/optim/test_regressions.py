@@ -36,6 +36,16 @@ def test_seven_dimensions_step():
         lowbit.AdamW([full_precision], state_format=rank1)
 
 
+def test_a_group_that_is_refused_leaves_no_state():
+    """State of its parameters before the refused one stayed, and `state_dict()` raised KeyError."""
+    body, head = nn.Linear(64, 64, bias=False), nn.Linear(64, 64)
+    opt = lowbit.Muon(body.named_parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="bias"):
+        opt.add_param_group({"params": list(head.named_parameters())})
+    assert opt.state.keys() == {body.weight} and len(opt.param_groups) == 1
+    assert opt.state_dict()["state"].keys() == {0}
+
+
 def test_a_model_goes_elsewhere_after_its_optimizer_was_made(monkeypatch):
     """torch swaps parameters that are DTensors in `to_empty()` and `to()`, and no tensor that has
     weak references. `param_groups` kept its names by them.
