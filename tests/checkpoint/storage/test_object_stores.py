@@ -505,7 +505,7 @@ def test_errors_say_what_to_do(store, monkeypatch):
     with Opened("memory://bucket/a"), pytest.raises(ValueError, match="open with other"):
         Opened("memory://bucket/a", {"other": 1})
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
-    with pytest.raises(ImportError, match="pip install 'fsspec>=2024.2'"):
+    with pytest.raises(ImportError, match=r"pip install 'fsspec>=2024\.2'"):
         checkpoint.inspect("memory://bucket/none")
 
 
