@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import lowbit
+from tests.support.bits import equal
 
 pytestmark = pytest.mark.slow
 
@@ -34,17 +35,13 @@ def made(state_format, steps=1):
     return opt
 
 
-def equal(a, b):
-    return torch.equal(torch.as_tensor(a), torch.as_tensor(b))
-
-
 def same(a, b, kept=None):
     """State a is b, or what was kept as it is."""
     assert a.keys() == b.keys()
     for i, state in a.items():
         for key, value in state.items():
             known = [b[i][key]] + ([kept[i][key]] if kept and key in kept[i] else [])
-            assert any(equal(value, x) for x in known), (i, key)
+            assert any(equal(*map(torch.as_tensor, (value, x))) for x in known), (i, key)
 
 
 def load(how, target, source, tmp_path):

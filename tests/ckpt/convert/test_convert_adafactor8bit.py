@@ -8,8 +8,8 @@ import torch
 
 import lowbit
 from tests.support.peers.files import (
-    ADAM,
     adafactor_file,
+    adam_file,
     convert,
     need_tool,
     run,
@@ -194,11 +194,7 @@ def test_its_own_file_stays_as_it_is(tmp_path):
 def test_through_lowbit_and_back(tmp_path):
     """Blocks of 2048 that end with rows are log8's; what is written from them is what was there."""
     v, m = scaled_normal((4, 2048), 0).square(), scaled_normal((4, 2048), 1)
-    content = {
-        "state": {0: {"step": torch.tensor(3.0), "exp_avg": m, "exp_avg_sq": v}},
-        "param_groups": [{**ADAM, "params": [0], "param_names": ["w"]}],
-    }
-    file = convert(tmp_path, content, "adafactor8bit")
+    file = convert(tmp_path, adam_file(m, v), "adafactor8bit")
     entry = file["state"][0]
     assert entry["variance_q"].shape == (4, 2048) and entry["variance_q"].min() > 0
     got = convert(tmp_path, file, "torch")["state"][0]
@@ -221,13 +217,8 @@ def test_through_lowbit_and_back(tmp_path):
 
 
 def test_a_shape_that_two_models_tell(tmp_path):
-    state = {
-        "step": torch.tensor(3.0),
-        "exp_avg": torch.ones(4, 2048),
-        "exp_avg_sq": torch.ones(4, 2048),
-    }
-    group = {**ADAM, "params": [0], "param_names": ["w"]}
-    file = convert(tmp_path, {"state": {0: state}, "param_groups": [group]}, "adafactor8bit")
+    ones = torch.ones(4, 2048)
+    file = convert(tmp_path, adam_file(ones, ones.clone()), "adafactor8bit")
     file |= {"ema": {"w": torch.zeros(2, 4096)}, "model": {"w": torch.ones(4, 2048)}}
     error = convert(tmp_path, file, "torch", code=3)
     assert "may be any of ema.w, model.w" in error and "--exclude 'ema.*'" in error

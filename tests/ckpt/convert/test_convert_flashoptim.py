@@ -10,6 +10,7 @@ import lowbit
 from lowbit import ops
 from tests.support.peers.files import (
     ADAM,
+    adam_file,
     companded,
     convert,
     expanded,
@@ -276,13 +277,8 @@ def test_what_flashoptim_cannot_keep(tmp_path):
 
 
 def test_scales_are_in_the_dtype_of_the_one_weight(tmp_path):
-    state = {
-        "step": torch.tensor(1.0),
-        "exp_avg": torch.ones(64, 64),
-        "exp_avg_sq": torch.ones(64, 64),
-    }
-    group = {**ADAM, "params": [0], "param_names": ["w"]}
-    content = {"optim": {"state": {0: state}, "param_groups": [group]}}
+    ones = torch.ones(64, 64)
+    content = {"optim": adam_file(ones, ones.clone())}
     narrow, wide = torch.ones(64, 64, dtype=torch.bfloat16), torch.ones(64, 64)
     content |= {"model": {"w": narrow}, "ema": {"w": wide}}
     error = convert(tmp_path, content, "flashoptim", code=3)

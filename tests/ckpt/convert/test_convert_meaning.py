@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.support.peers.files import (
-    ADAM,
     adafactor_file,
+    adam_file,
     convert,
     need_tool,
     run,
@@ -23,22 +23,17 @@ stand_in_for_yacs()
 OTHERS = ["torchao", "bitsandbytes", "lpmm", "flashoptim", "fusedadam"]
 
 
-def adam_file(exp_avg, **settings):
-    """torch's AdamW of one parameter "w", the momentum given."""
-    state = {"step": torch.tensor(1.0), "exp_avg": exp_avg, "exp_avg_sq": exp_avg.square()}
-    group = {**ADAM, "amsgrad": False, **settings}
-    return {
-        "state": {0: state},
-        "param_groups": [{**group, "params": [0], "param_names": ["w"]}],
-    }
+def adam_of(x, **settings):
+    """Its second moment is the square of its first."""
+    return adam_file(x, x.square(), **settings)
 
 
 @pytest.mark.parametrize("to", OTHERS)
 def test_an_optimizer_that_maximizes_goes_where_there_is_one(tmp_path, to):
     x = scaled_normal((64, 128), 0)
-    assert "maximize=True" in convert(tmp_path, adam_file(x, maximize=True), to, code=3)
-    convert(tmp_path, adam_file(x, maximize=True), "adafactor8bit")
-    kept = convert(tmp_path, adam_file(x, maximize=True), "lowbit")
+    assert "maximize=True" in convert(tmp_path, adam_of(x, maximize=True), to, code=3)
+    convert(tmp_path, adam_of(x, maximize=True), "adafactor8bit")
+    kept = convert(tmp_path, adam_of(x, maximize=True), "lowbit")
     assert kept["param_groups"][0]["maximize"] is True
 
 
@@ -46,7 +41,7 @@ def test_an_optimizer_that_maximizes_goes_where_there_is_one(tmp_path, to):
 def test_weight_decay_of_the_gradient_is_warned_of(tmp_path, to):
     x = scaled_normal((64, 128), 0)
     for decoupled in (True, False):
-        content = adam_file(x, weight_decay=0.1, decoupled_weight_decay=decoupled)
+        content = adam_of(x, weight_decay=0.1, decoupled_weight_decay=decoupled)
         torch.save(content, tmp_path / "in.pt")
         said = run("convert", tmp_path / "in.pt", tmp_path / "out.pt", "--to", to, "--force")
         assert ("part of the gradient here" in said.stderr) is not decoupled
@@ -64,7 +59,7 @@ def test_a_value_that_is_no_number_stays_none(tmp_path, to):
     for bad in (float("nan"), float("inf")):
         x = scaled_normal((64, 128), 0)
         x[3, 5] = bad
-        there = convert(tmp_path, adam_file(x), to, *options)
+        there = convert(tmp_path, adam_of(x), to, *options)
         back = convert(tmp_path, there, "torch", *options[-2:])
         for key in ("exp_avg", "exp_avg_sq"):
             assert not back["state"][0][key][3, 5].isfinite()
@@ -74,7 +69,7 @@ def test_a_value_that_is_no_number_stays_none(tmp_path, to):
 @pytest.mark.parametrize("to", ["torch", *OTHERS, "adafactor8bit"])
 def test_lossy_leaves_a_compensation_out(tmp_path, to):
     x = scaled_normal((64, 128), 0)
-    content = {"model": {"w": x.clone()}, "optim": adam_file(x)}
+    content = {"model": {"w": x.clone()}, "optim": adam_of(x)}
     torch.save(content, tmp_path / "in.pt")
     run(
         *("convert", tmp_path / "in.pt", tmp_path / "kahan.pt", "--to", "lowbit"),

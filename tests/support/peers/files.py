@@ -79,6 +79,13 @@ def scaled_normal(shape, seed, size=1e-3):
 ADAM = {"lr": 1e-3, "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01}
 
 
+def adam_file(exp_avg, exp_avg_sq, **settings):
+    """torch's AdamW after a step of one parameter "w"."""
+    state = {"step": torch.tensor(1.0), "exp_avg": exp_avg, "exp_avg_sq": exp_avg_sq}
+    group = {**ADAM, **settings, "params": [0], "param_names": ["w"]}
+    return {"state": {0: state}, "param_groups": [group]}
+
+
 # FlashOptim
 
 

@@ -8,6 +8,7 @@
 #include "io/scratch_buffer.h"
 
 namespace lowbit::ckpt {
+
 std::shared_ptr<Source> float16_source(std::shared_ptr<Floats> values) {
   return source_by([values = std::move(values), x = std::vector<float>()](
                        uint64_t first, uint64_t count, void* out) mutable -> Status {

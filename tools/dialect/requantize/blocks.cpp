@@ -197,6 +197,19 @@ class ScalesOf : public Floats {
 
 }  // namespace
 
+float largest(const float* x, int64_t n) {
+  float limit = 0;
+  for (int64_t i = 0; i < n; ++i) {
+    const float a = std::fabs(x[i]);
+    limit = a > limit ? a : limit;
+  }
+  // A NaN is not larger than anything, but makes the peers' scales NaN.
+  for (int64_t i = 0; i < n; ++i) {
+    if (std::isnan(x[i])) return x[i];
+  }
+  return limit;
+}
+
 TableRule::TableRule(std::vector<float> table, Tie tie) : table_(std::move(table)), tie_(tie) {}
 
 void TableRule::dequantize(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const {
@@ -223,10 +236,7 @@ uint16_t TableRule::nearest(float z) const {
 }
 
 TableRule::Scale TableRule::scale(const float* x, int64_t n, uint16_t*) const {
-  float limit = 0;
-  // A NaN becomes the scale, as torch's max has it: all of the block is NaN, and can be seen.
-  for (int64_t i = 0; i < n; ++i)
-    limit = std::isnan(x[i]) ? x[i] : std::max(limit, std::fabs(x[i]));
+  const float limit = largest(x, n);
   return {tie_ == Tie::kLower ? limit : std::max(limit, 1e-12f), 0};
 }
 

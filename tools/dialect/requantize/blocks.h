@@ -28,6 +28,9 @@ class BlockRule {
   virtual Scale quantize(const float* x, int64_t n, uint16_t* codes) const = 0;
 };
 
+/// The absmax of values; NaN if one of them is, so that a block with it is NaN and can be seen.
+float largest(const float* x, int64_t n);
+
 /// A codebook: the value of each code, times the scale of the block. Quantizing takes the nearest
 /// value; libraries break ties differently.
 class TableRule : public BlockRule {

@@ -23,19 +23,6 @@ float from_ordered(uint32_t key) {
   return std::bit_cast<float>(key & 0x80000000u ? key & 0x7fffffffu : ~key);
 }
 
-float largest(const float* x, int64_t n) {
-  float limit = 0;
-  for (int64_t i = 0; i < n; ++i) {
-    const float a = std::fabs(x[i]);
-    limit = a > limit ? a : limit;
-  }
-  // A NaN is not larger than anything, but makes the peers' scales NaN.
-  for (int64_t i = 0; i < n; ++i) {
-    if (std::isnan(x[i])) return x[i];
-  }
-  return limit;
-}
-
 class Float8Rule : public BlockRule {
  public:
   Scale scale(const float* x, int64_t n, uint16_t*) const override {
