@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from lowbit import ops, sharding
+from lowbit.config.overrides import clean_name
 from lowbit.gradients import hooks as places
 from lowbit.gradients.held import HeldGradient, add_all, by_bytes
+from lowbit.state.settings import some
 
 
 class Accumulator:
@@ -40,16 +42,20 @@ class Accumulator:
         self._handles: list[Any] = []
         if hooks:
             places.check_model(model, "lowbit.accumulate")
+        self._frozen: dict[str, Tensor] = {}
         for i, (name, p) in enumerate(model.named_parameters()):
             if p.requires_grad:
                 places.check_free(p, name, "lowbit.accumulate", hooks)
                 self._params[p] = HeldGradient(p, name, i)
+            else:
+                self._frozen[name] = p
         for q in self._params:
             self._attach(q, hooks)
         self._check_place = functools.partial(
             places.check_place,
             what="lowbit.accumulate",
             names={held.name: p for p, held in self._params.items()},
+            frozen=self._frozen,
         )
         if hooks:
             check = model.register_forward_pre_hook(self._check_place, prepend=True)
@@ -128,7 +134,7 @@ class Accumulator:
                 self._hand_over()
         self._begun = False
         for held in self._params.values():
-            held.finished = held.added
+            held.finished, held.handed = held.added, False
 
     def reset(self) -> None:
         """Discards what was added since the last step, so that the step can be run again.
@@ -141,7 +147,7 @@ class Accumulator:
         self._begun = False
         for held in self._params.values():
             held.clear()
-            held.added = held.finished
+            held.added, held.handed = held.finished, False
         # Under no_sync the DDP reducer takes no part in a pass.
         if self._recovery and (not self._ddp or (self._micro == "last" and self._recovery.began)):
             self._recovery.raised()
@@ -194,7 +200,11 @@ class Accumulator:
     def add(self) -> None:
         """Moves every existing `p.grad` into the buffers.
         Call it after each backward pass if `hooks=False`.
+
+        Raises:
+            RuntimeError: a parameter was unfrozen since.
         """
+        places.check_frozen(self._frozen)
         for group in by_bytes(p for p in self._params if p.grad is not None):
             self._take(*group)
             for p in group:
@@ -212,16 +222,35 @@ class Accumulator:
         self._handles = []
 
     def state_dict(self) -> dict[str, Any]:
-        """The number of additions so far, by parameter name; random bits depend on it.
+        """The number of additions so far, by parameter name without the prefixes of wrappers;
+        random bits depend on it.
 
         It does not include the buffers, so save it between steps.
         """
-        return {"added": {held.name: held.added for held in self._params.values()}}
+        return {"added": {name: held.added for name, held in self._named().items()}}
+
+    def _named(self) -> dict[str, HeldGradient]:
+        held = {clean_name(held.name): held for held in self._params.values()}
+        if len(held) == len(self._params):
+            return held
+        return {held.name: held for held in self._params.values()}  # "module" is a layer's own name
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Restores the counts of `state_dict`, so that random bits continue where it was taken."""
-        for held in self._params.values():
-            held.added = held.finished = int(state_dict["added"][held.name])
+        """Restores the counts of `state_dict`, so that random bits continue where it was taken.
+
+        Raises:
+            KeyError: it lacks a parameter. Nothing has changed then.
+        """
+        held = self._named()
+        given = {name: int(count) for name, count in state_dict["added"].items()}
+        added = {clean_name(name): count for name, count in given.items()} | given
+        if lacking := held.keys() - added.keys():
+            raise KeyError(
+                f"this state of an accumulator has no count for {some(sorted(lacking))}; it is of "
+                "another model, or of other trained parameters"
+            )
+        for name, one in held.items():
+            one.added = one.finished = added[name]
 
     # Backward pass
 
@@ -237,18 +266,26 @@ class Accumulator:
                 "or reduce gradients that were already moved; run each micro-batch inside it"
             )
         held = self._params[p]
-        if self._micro != "last":
-            self._take(p)
-            p.grad = None
-        elif (
-            held.buffer is not None
-            or self.scale != 1.0
-            or (self._any_dtype(p) and sharding.local(p.grad).dtype != self.dtype)
-        ):  # otherwise it is the only gradient and stays unchanged
-            self._take(p)
-            p.grad = None
+        at_once = self._micro == "last" and (self._ddp or places.stepper_of(p) is not None)
+        if at_once and self._ddp and held.handed and self.scale != 1.0:
+            raise RuntimeError(
+                f"{held.name!r} got a second gradient in the last micro-batch, after its average "
+                "went to DistributedDataParallel's reducer: run one backward pass in it, and use "
+                "checkpoint(use_reentrant=False) for a layer that is used twice"
+            )
+        if (
+            self._micro == "last"
+            and held.buffer is None
+            and self.scale == 1.0
+            and not (self._any_dtype(p) and sharding.local(p.grad).dtype != self.dtype)
+        ):
+            return  # it is the only gradient and stays unchanged
+        self._take(p)
+        p.grad = None
+        if at_once:  # the reducer or the step reads it next; otherwise more may be added
             p.grad = self._handed(p)
             held.clear()
+            held.handed = True
 
     def _take(self, *params: Tensor) -> None:
         """Adds the gradients to their buffers, in one call for all that have one."""

@@ -71,6 +71,7 @@ class ExactAccumulator:
             places.check_place,
             what="lowbit.accumulate",
             names={name: p for p, name in params.items()},
+            frozen={name: p for name, p in model.named_parameters() if not p.requires_grad},
         )
         self._handles = [model.register_forward_pre_hook(check_place, prepend=True)]
         self._recovery = None if flat else places.Recovery(model, params)

@@ -21,6 +21,7 @@ class HeldGradient:
         self.finished = 0  # how many of `added` belong to finished steps
         self.buffer: Tensor | None = None
         self.compensation: list[Tensor] = []
+        self.handed = False  # whether the running micro-batch, the last, has handed it over
         self.place = _place(p, name)
 
     def clear(self) -> None:

@@ -87,10 +87,30 @@ def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
         )
 
 
-def check_place(model: nn.Module, *_: Any, what: str, names: Mapping[str, Tensor]) -> None:
-    """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its
-    parameters got hooks.
+def check_frozen(frozen: Mapping[str, Tensor]) -> None:
+    """Raises RuntimeError if a parameter that was frozen when the accumulator was made is trained
+    now: nothing divides its gradients.
     """
+    for name, p in frozen.items():
+        if p.requires_grad:
+            raise RuntimeError(
+                f"{name!r} was frozen when lowbit.accumulate was called and is trained now, so that "
+                "its gradients would be added up by torch, undivided; call `remove()` and "
+                "lowbit.accumulate again after requires_grad_"
+            )
+
+
+def check_place(
+    model: nn.Module,
+    *_: Any,
+    what: str,
+    names: Mapping[str, Tensor],
+    frozen: Mapping[str, Tensor] | None = None,
+) -> None:
+    """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its
+    parameters got hooks, or if one of `frozen` is trained now.
+    """
+    check_frozen(frozen or {})
     if sharding.inside_ddp(model):
         raise RuntimeError(
             f"{what} was called on a module inside DistributedDataParallel, whose reducer would "

@@ -88,6 +88,9 @@ def step_in_backward(
             scaler with sharded experts; a negative max_norm; a norm_type that is not positive;
             overlap under DistributedDataParallel, whose reducer ends with the backward pass; or
             a `waiting` that is no size, or without overlap.
+        RuntimeError: in the backward pass, where a parameter's gradient comes in two parts, of
+            which the first was used already: a weight that is used twice under
+            `checkpoint(use_reentrant=True)`, or a second backward pass without `hold`.
     """
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}")
@@ -154,7 +157,8 @@ class InBackward:
             places.steppers[p] = weakref.ref(self)
             hook = self._after_reducer if self._ddp else self._hook
             self._handles.append(p.register_post_accumulate_grad_hook(hook))
-        names = {own[id(p)]: p for p in self._groups}
+        self._names = {p: own[id(p)] for p in self._groups}
+        names = {name: p for p, name in self._names.items()}
         check = functools.partial(places.check_place, what="lowbit.step_in_backward", names=names)
         self._handles.append(model.register_forward_pre_hook(check, prepend=True))
         self._recovery = places.Recovery(model, self._groups)
@@ -204,6 +208,7 @@ class InBackward:
             self._beside.discard()
         self._recovery.raised()
         self._begun = False
+        self.opt.stepped_early.difference_update(self._groups)
         self._sums, self._found = Sums(self.norm_type), {}
 
     def remove(self) -> None:
@@ -227,6 +232,7 @@ class InBackward:
         self._step([p])
 
     def _step(self, params: list[Tensor]) -> None:
+        self._refuse_second(params)
         self._begin()
         found = None
         for p in params:
@@ -248,6 +254,18 @@ class InBackward:
         self.opt.stepped_early.update(params)
         for p in params:
             p.grad = None
+
+    def _refuse_second(self, params: list[Tensor]) -> None:
+        """Raises RuntimeError if a parameter was stepped already since the last `opt.step()`."""
+        for p in params:
+            if p in self.opt.stepped_early:
+                raise RuntimeError(
+                    f"{self._names[p]!r} got a second gradient after it was stepped with the first "
+                    "one: call opt.step() after each backward pass, or released.reset() after one "
+                    "that raised; run all backward passes of a step but the last in `with "
+                    "released.hold()`; and use checkpoint(use_reentrant=False) for a layer or a "
+                    "weight that is used twice"
+                )
 
     def _runs_beside(self, p: Any) -> bool:
         """Whether a parameter's step is a call of one operator on this rank alone. Collectives on

@@ -93,6 +93,7 @@ def test_statistics_and_loads_wait(launches):
         threading.Timer(0.1, launches.go.set).start()
         ask()
         assert launches.go.is_set()
+        opt.step()
     assert float(opt.state[net.one.weight]["step"]) == 0.0
 
 

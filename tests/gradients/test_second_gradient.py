@@ -1,0 +1,143 @@
+"""A parameter whose gradient comes in two parts: a weight that is used twice under reentrant
+checkpointing, two backward passes, and one that was frozen when the hooks were made.
+"""
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import lowbit
+
+
+def layer():
+    torch.manual_seed(0)
+    return nn.Linear(8, 8)
+
+
+def loss_of(net, reentrant):
+    """Uses the layer twice; checkpointed, each use is a backward pass within the backward pass."""
+    torch.manual_seed(1)
+    x = torch.randn(4, 8).requires_grad_()
+    for _ in range(2):
+        x = checkpoint(lambda v: net(v).tanh(), x, use_reentrant=True) if reentrant else net(x)
+    return x.square().mean()
+
+
+def torchs(losses):
+    """The gradients of torch, of the losses of two micro-batches, divided by two."""
+    net = layer()
+    for _ in range(2):
+        for loss in losses(net):
+            (loss / 2).backward()
+    return [p.grad for p in net.parameters()]
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan", "nearest"])
+@pytest.mark.parametrize("parts", ["reentrant", "two passes"])
+def test_an_average_is_taken_once(rounding, parts):
+    def losses(net):
+        if parts == "reentrant":
+            return [loss_of(net, True)]
+        return [loss_of(net, False), net(torch.ones(8)).mean()]
+
+    net = layer()
+    buffers = "bf16" if rounding == "kahan" else "float32"
+    accumulator = lowbit.accumulate(net, buffers, rounding=rounding, average=2)
+    for i in range(2):
+        with accumulator.micro(last=i == 1):
+            for loss in losses(net):
+                loss.backward()
+    for p, want in zip(net.parameters(), torchs(losses), strict=True):
+        torch.testing.assert_close(
+            p.grad.float(), want, rtol=2e-2 if buffers == "bf16" else 1e-5, atol=1e-3
+        )
+
+
+def test_a_step_in_the_backward_pass_refuses_a_second_part():
+    net = layer()
+    opt = lowbit.AdamW(net.named_parameters(), lr=0.1)
+    released = lowbit.step_in_backward(net, opt)
+    with pytest.raises(RuntimeError, match=r"'(weight|bias)' got a second gradient after it was"):
+        loss_of(net, True).backward()
+    released.reset()
+    opt.zero_grad()
+    loss_of(net, False).backward()
+    with pytest.raises(RuntimeError, match=r"call opt.step\(\) after each backward pass"):
+        loss_of(net, False).backward()
+    released.reset()
+    opt.zero_grad()
+    for _ in range(2):
+        loss_of(net, False).backward()
+        opt.step()
+    with released.hold():
+        loss_of(net, True).backward()  # adds up
+    loss_of(net, False).backward()
+    opt.step()
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "exact"])
+def test_a_parameter_that_was_unfrozen_is_refused(rounding):
+    net = nn.Sequential(layer(), layer())
+    net[0].requires_grad_(False)
+    accumulator = lowbit.accumulate(net, rounding=rounding, average=2)
+    x = torch.ones(2, 8)
+    for i in range(2):
+        with accumulator.micro(last=i == 1):
+            net(x).sum().backward()
+    net.zero_grad()
+    net[0].requires_grad_(True)
+    with (
+        pytest.raises(RuntimeError, match=r"'0.weight' was frozen when lowbit.accumulate was"),
+        accumulator.micro(last=False),
+    ):
+        net(x).sum().backward()
+    accumulator.remove()
+    accumulator = lowbit.accumulate(net, rounding=rounding, average=2)
+    for i in range(2):
+        with accumulator.micro(last=i == 1):
+            net(x).sum().backward()
+    assert net[0].weight.grad is not None
+
+
+def test_an_unfrozen_parameter_after_the_backward_pass():
+    net = layer()
+    net.bias.requires_grad_(False)
+    accumulator = lowbit.accumulate(net, hooks=False)
+    net.bias.requires_grad_(True)
+    net(torch.ones(8)).sum().backward()
+    with pytest.raises(RuntimeError, match="'bias' was frozen"):
+        accumulator.add()
+
+
+def test_counts_are_saved_under_names_without_wrappers():
+    net = layer()
+    compiled = lowbit.accumulate(torch.compile(net), average=2)
+    for i in range(2):
+        with compiled.micro(last=i == 1):
+            net(torch.ones(8)).sum().backward()
+    saved = compiled.state_dict()
+    compiled.remove()
+    assert saved == {"added": {"weight": 2, "bias": 2}}
+    again = lowbit.accumulate(net, average=2)
+    again.load_state_dict({"added": {"_orig_mod.weight": 2, "module.bias": 2}})  # of 1.0
+    assert again.state_dict() == saved
+    with pytest.raises(KeyError, match="no count for 'bias'"):
+        again.load_state_dict({"added": {"weight": 7}})
+    assert again.state_dict() == saved
+
+
+def test_counts_of_a_layer_called_module():
+    net = layer()
+    net.module = layer()
+    accumulator = lowbit.accumulate(net, average=2)
+    for i in range(2):
+        with accumulator.micro(last=i == 1):
+            net(torch.ones(8)).sum().backward()
+    saved = accumulator.state_dict()
+    want = {"weight": 2, "bias": 2, "module.weight": 0, "module.bias": 0}
+    assert saved == {"added": want}
+    accumulator.remove()
+    accumulator = lowbit.accumulate(net, average=2)
+    accumulator.load_state_dict(saved)
+    assert accumulator.state_dict() == saved
