@@ -32,9 +32,9 @@ def quantize_slot(values: Tensor, lay: Layout, slot: Slot) -> list[Tensor]:
 def quantize_decoded(values: Tensor, slot: Slot) -> list[Tensor]:
     """The codes and scales that dequantized blocks came from, as far as the values determine them.
 
-    Quantizing mostly restores the same codes. It does not if a block's extreme is the map's lowest
-    value and that is not -1 (bitsandbytes' signed dynamic maps); such a block gets a scale with
-    which the codes mean the same values.
+    Quantizing mostly restores the same codes. It does not if a block's extreme is at the end of the
+    map that is not 1 in magnitude (the lowest of bitsandbytes' signed dynamic maps, the highest of
+    `uniform8`); such a block gets a scale with which the codes mean the same values.
 
     Args:
         values: float32 [rows, cols], dequantized.
@@ -44,8 +44,8 @@ def quantize_decoded(values: Tensor, slot: Slot) -> list[Tensor]:
     codes, scales = (t.clone() for t in ops.quantize(values.contiguous(), slot.format, slot.block))
     again = ops.dequantize(codes, scales, slot.format, slot.block, values.shape[1])
     rows = ((again != values) & ~(again.isnan() & values.isnan())).any(1).nonzero()[:, 0]
-    low = _lowest(slot.format) if info["cross_tile"] and info["scale_dtype"] == "float32" else -1.0
-    if not rows.numel() or low in (0.0, -1.0):
+    end = _short_end(slot.format) if info["scale_dtype"] == "float32" else 1.0
+    if not rows.numel() or end in (0.0, 1.0):
         return [codes, scales]
     some = values[rows].contiguous()
     width = scales.shape[1]
@@ -56,7 +56,7 @@ def quantize_decoded(values: Tensor, slot: Slot) -> list[Tensor]:
     best = scales[rows]
     for off in (0, 1, -1, 2, -2):  # units in the last place, because the quotient is rounded
         guess = torch.where(
-            right, best, ((absmax / -low).view(torch.int32) + off).view(torch.float32)
+            right, best, ((absmax / end).view(torch.int32) + off).view(torch.float32)
         )
         spread = guess.repeat_interleave(slot.block, 1)[:, : some.shape[1]].contiguous()
         tried = ops.quantize_given(some.cpu(), spread.cpu(), slot.format).to(some.device)
@@ -81,11 +81,12 @@ def _same(a: Tensor, b: Tensor, block: int, width: int) -> Tensor:
 
 
 @functools.cache
-def _lowest(format: str) -> float:
-    """The lowest value of a map whose highest is 1; -1 for other maps."""
+def _short_end(format: str) -> float:
+    """The magnitude of the end of a map whose other end is 1 or -1; 1 for maps without."""
     x = torch.tensor([[1.0, -1.0, *[0.0] * 30]], device="cpu")
     values = ops.dequantize(*ops.quantize(x, format, 32), format, 32, 32)
-    return float(values[0, 1]) if float(values[0, 0]) == 1.0 else -1.0
+    high, low = values[0, :2].abs().tolist()
+    return min(high, low) if max(high, low) == 1.0 else 1.0
 
 
 def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> list[Tensor]:
