@@ -335,7 +335,7 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
                     "a state dict of this optimizer"
                 )
             else:
-                flats.append(torch.zeros(0))
+                flats.append(torch.zeros(0, dtype=torch.float32, device="cpu"))
         whole = sharding.complete(p, flats)
         loaded: dict[str, Any] = {"step": float(step)}
         for slot, rows in zip(lay.slots, whole, strict=True):

@@ -265,7 +265,7 @@ def _state_of(checkpoint: Checkpoint, param: Param) -> dict[str, Any]:
     values, and codes where they are ours bit for bit.
     """
     made: dict[str, Any] = {
-        name: torch.tensor(value, dtype=torch.float32)
+        name: torch.tensor(value, dtype=torch.float32, device="cpu")
         if isinstance(value, float) and name != "step"
         else value
         for name, value in param.numbers.items()

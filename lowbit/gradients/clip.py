@@ -198,7 +198,12 @@ class Sums:
         ]
         if wanted:
             sharding.reduce_over(wanted)
-        device = self.device or next(iter(joined.values()), torch.zeros(())).device
+        device = (
+            self.device
+            or next(
+                iter(joined.values()), torch.zeros((), dtype=torch.float32, device="cpu")
+            ).device
+        )
         self.parts, self.device = {}, None
         home = device
         if group is not None:

@@ -278,9 +278,9 @@ class ExactAccumulator:
     def _gathered(self, mine: Mapping[int, Tensor | float]) -> list[float]:
         """One number of each micro-batch, from whichever rank has it, in their order."""
         groups = self._sums.groups
-        first = next(iter(self._params), torch.empty(0))
+        first = next(iter(self._params), torch.empty(0, dtype=torch.float32, device="cpu"))
         device = sharding.host_device(groups, sharding.local(first).device)
-        table = torch.zeros(2, self._most, dtype=torch.int32)
+        table = torch.zeros(2, self._most, dtype=torch.int32, device="cpu")
         for index, value in mine.items():
             table[0, index] = 1
             table[1, index] = torch.as_tensor(value, dtype=torch.float32).cpu().view(torch.int32)

@@ -94,9 +94,9 @@ def check_frozen(frozen: Mapping[str, Tensor]) -> None:
     for name, p in frozen.items():
         if p.requires_grad:
             raise RuntimeError(
-                f"{name!r} was frozen when lowbit.accumulate was called and is trained now, so that "
-                "its gradients would be added up by torch, undivided; call `remove()` and "
-                "lowbit.accumulate again after requires_grad_"
+                f"{name!r} was frozen when lowbit.accumulate was called and is trained now: torch "
+                "would add up its gradients, undivided; call `remove()` and lowbit.accumulate "
+                "again after requires_grad_"
             )
 
 

@@ -299,7 +299,7 @@ class InBackward:
         if self.scaler is None:
             return self._divisor
         device = self._divisor.device if self._divisor is not None else next(iter(self._found))
-        scale = self.scaler.scale(torch.ones((), device=device))
+        scale = self.scaler.scale(torch.ones((), dtype=torch.float32, device=device))
         return scale if self._divisor is None else scale * self._divisor
 
     def _look(self, p: Tensor, before: Tensor | None) -> Tensor:
@@ -361,7 +361,7 @@ class InBackward:
         """
         flags = []
         for device, found in self._found.items():
-            flag = torch.zeros((), device=device, requires_grad=True)
+            flag = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
             flag.grad = torch.where(found > 0, torch.inf, 0.0)
             flags.append(flag)
         rest = [p for g in self.opt.param_groups for p in g["params"] if p.grad is not None]

@@ -17,7 +17,7 @@ def has_zero(name: str) -> bool:
     entry = state_format(name)
     if not entry["scaled"]:
         return True
-    x = torch.zeros(1, entry["block"], device="cpu")
+    x = torch.zeros(1, entry["block"], dtype=torch.float32, device="cpu")
     x[0, 0] = 1.0
     codes, scales = quantize(x, name, entry["block"])
     return bool(dequantize(codes, scales, name, entry["block"], entry["block"])[0, 1] == 0)

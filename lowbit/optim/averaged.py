@@ -93,7 +93,10 @@ def averaged(params: Any, dtype: torch.dtype, state_format: str) -> list[Average
     for index, (name, p) in enumerate(_named(params)):
         _check_param(name, p, isinstance(params, nn.Module))
         if name in names:
-            raise ValueError(f"two parameters are named {name!r}; give each a name of its own")
+            raise ValueError(
+                f"two parameters are named {name!r}, without the prefixes of wrappers; give each a "
+                "name of its own"
+            )
         names.add(name)
         part = sharding.part(p, f"parameter {name!r}")
         value = (

@@ -83,7 +83,7 @@ def _told(lay: Layout, slot: Slot, tensors: list[Tensor]) -> Tensor:
     """The rows in which a code tells whether its value is 0: bool [rows]."""
     one = ops.state_format(slot.format)["scale_numbers"] == 1
     codes, *scales = tensors
-    made = torch.full((len(codes),), one, device=codes.device)
+    made = torch.full((len(codes),), one, dtype=torch.bool, device=codes.device)
     for entry, scale in zip(lay.of_slots[slot.name][1:], scales if one else (), strict=False):
         wide = scale.float()  # in float16 the limits would become 0 and infinity
         ordinary = (wide >= ORDINARY[0]) & (wide <= ORDINARY[1])

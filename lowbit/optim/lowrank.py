@@ -44,7 +44,7 @@ class LowRankOptimizer(MatrixOptimizer):
     def layout_of(
         self, group: Mapping[str, Any], p: Tensor, name: str | None, index: int
     ) -> Layout:
-        rank = lowrank_layout.rank_of(group, tuple(p.shape), name)
+        rank = lowrank_layout.rank_of(group, tuple(p.shape), name, index)
         if rank == 0:
             return super().layout_of(group, p, name, index)
         check_subspace(group["rank"], group["update_proj_gap"])

@@ -35,9 +35,9 @@ class LowbitOptimizer(SteppingOptimizer):
             docs.complete(cls)
 
     def init_state(self) -> None:
-        before = sum(map(bool, self.state.values()))
+        before = self.count_states()
         super().init_state()
-        made = sum(map(bool, self.state.values())) > before
+        made = self.count_states() > before
         if made and not torch.compiler.is_compiling():
             warn_of_nearest(self)
             warn_of_slow_means(self)

@@ -95,7 +95,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def _divisor(self, given: Tensor | float | None) -> Tensor | None:
         """The divisor of the gradients: GradScaler's times the given one, or None for 1."""
         if given is not None and not isinstance(given, Tensor):
-            given = torch.tensor(float(given), device="cpu")
+            given = torch.tensor(float(given), dtype=torch.float32, device="cpu")
         scale = getattr(self, "grad_scale", None)
         if given is None or scale is None:
             return scale if given is None else given
@@ -148,11 +148,6 @@ class SteppingOptimizer(StatefulOptimizer):
         if value.dtype != lay.dtype or not whole:
             raise changed(self._what(p), value, lay)
         return value
-
-    def _what(self, p: Any) -> str:
-        """A parameter's name or number, for errors."""
-        member = next(member for member in self.members() if member.p is p)
-        return str(member.number) if member.name is None else repr(member.name)
 
     def bind_call(
         self,
@@ -223,7 +218,7 @@ class SteppingOptimizer(StatefulOptimizer):
             for p in group["params"]
         ):
             return False
-        fresh = not any(self.state.values())
+        fresh = not self.count_states()
         self.init_state()
         params = [p for g in self.param_groups for p in g["params"]]
         for p in params:

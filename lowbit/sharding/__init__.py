@@ -42,6 +42,7 @@ from lowbit.sharding.reductions import (
     units,
 )
 from lowbit.sharding.tensor import (
+    check_dense,
     dense_gradient,
     gradient,
     is_sharded,
@@ -83,6 +84,7 @@ __all__ = [
     "Whole",
     "average_over",
     "boxes",
+    "check_dense",
     "complete",
     "dense_gradient",
     "device_of",

@@ -140,7 +140,7 @@ def _even_out(of_dimensions: Sequence[Any]) -> None:
     import torch.distributed as dist
 
     count = len(dist.distributed_c10d._world.pg_names)
-    most = torch.tensor([count], dtype=torch.int64)
+    most = torch.tensor([count], dtype=torch.int64, device="cpu")
     for group in of_dimensions:
         most = most.to(host_device([group], device_of(group)))
         reduce_over([(most, group, "max")])

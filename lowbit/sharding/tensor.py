@@ -73,12 +73,17 @@ def dense_gradient(p: Any) -> Tensor:
     Raises RuntimeError if it is sparse.
     """
     grad = gradient(p)
+    check_dense(grad)
+    return grad
+
+
+def check_dense(grad: Tensor) -> None:
+    """Raises RuntimeError if a gradient is sparse."""
     if grad.layout != torch.strided:
         raise RuntimeError(
             "lowbit takes dense gradients, but this one is sparse; build the embedding with "
             "sparse=False"
         )
-    return grad
 
 
 _grad = operator.attrgetter("grad")

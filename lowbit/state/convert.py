@@ -22,6 +22,7 @@ from lowbit.state.saved import (
     find_saved,
     find_source,
     in_other_blocks,
+    of_other_programs,
     unknown,
     with_known_names,
 )
@@ -82,6 +83,7 @@ def convert_state(
         jobs.append(_compensation_job(p, lay.compensation, saved, key))
         cleared = lay.compensation.key if jobs[-1].fill is _zero else None
     device = sharding.local(p).device
+    others = of_other_programs(saved, device)
 
     def tensor_for(entry: StateTensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
         """The destination of an entry, as it is kept and its local shard: the live tensor where it
@@ -105,6 +107,7 @@ def convert_state(
                 step, dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
             ),
             **lay.identity(int(stream)),
+            **others,
         }
         for job in jobs:
             tensors = []

@@ -373,6 +373,13 @@ def check_stream(
     """
     other, owner = known.setdefault(stream, (name, p))
     if other != name:
+        if clean_name(other) == clean_name(name):
+            raise ValueError(
+                f"parameters {other!r} and {name!r} have one name without the prefixes of wrappers "
+                f"({', '.join(ops.policy('wrapper_prefixes'))}), which checkpoints leave out. A "
+                "layer of yours has the name of such a prefix: rename the layer, or pass the "
+                "parameters without names"
+            )
         raise ValueError(
             f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the "
             "CRC-32 of the name); rename one of them"

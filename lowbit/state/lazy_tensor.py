@@ -38,7 +38,7 @@ class LazyTensor:
     def box(self, offset: Sequence[int], shape: Sequence[int]) -> Tensor:
         """The box of `shape` at `offset`, as a new CPU tensor."""
         if math.prod(shape) == 0:
-            return torch.empty(tuple(shape), dtype=self.dtype)
+            return torch.empty(tuple(shape), dtype=self.dtype, device="cpu")
         content = self._read(tuple(offset), tuple(shape))
         return torch.frombuffer(content, dtype=self.dtype).reshape(tuple(shape))
 

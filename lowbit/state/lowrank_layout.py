@@ -121,15 +121,15 @@ class LowRankLayout(Layout):
         return plan.row(self.part, self.slots, bool(self.factors), "float32")
 
 
-def rank_of(group: Mapping[str, Any], shape: Sequence[int], name: str | None) -> int:
-    """The rank of the subspace in which a parameter of this global shape is stepped;
-    0 for a step without one.
+def rank_of(group: Mapping[str, Any], shape: Sequence[int], name: str | None, index: int) -> int:
+    """The rank of the subspace in which a parameter of this global shape is stepped; 0 for a step
+    without one, as of parameters that `full_precision` or `overrides` keeps in full precision.
     """
     rank = group.get("rank")  # an Adafactor that was pickled before it had a rank has none
     if (
         rank is None
         or len(shape) != 2
-        or choose.names_full_precision(name, group["full_precision"])
+        or choose.names_full_precision(name, effective(group, name, index)["full_precision"])
     ):
         return 0
     if rank == "quarter":

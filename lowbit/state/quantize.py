@@ -83,7 +83,7 @@ def _same(a: Tensor, b: Tensor, block: int, width: int) -> Tensor:
 @functools.cache
 def _short_end(format: str) -> float:
     """The magnitude of the end of a map whose other end is 1 or -1; 1 for maps without."""
-    x = torch.tensor([[1.0, -1.0, *[0.0] * 30]], device="cpu")
+    x = torch.tensor([[1.0, -1.0, *[0.0] * 30]], dtype=torch.float32, device="cpu")
     values = ops.dequantize(*ops.quantize(x, format, 32), format, 32, 32)
     high, low = values[0, :2].abs().tolist()
     return min(high, low) if max(high, low) == 1.0 else 1.0

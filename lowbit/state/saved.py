@@ -101,7 +101,7 @@ def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mappin
         if buffer is None:  # SGD before its first step
             return {
                 "step": 0.0,
-                "momentum_buffer": torch.zeros(lay.part.local, dtype=torch.float32),
+                "momentum_buffer": torch.zeros(lay.part.local, dtype=torch.float32, device="cpu"),
             }
         return {"step": 1.0, "momentum_buffer": buffer}
     if "row_var" in saved and "col_var" in saved:
@@ -206,6 +206,23 @@ def _ways(
     for kind in ("row", "column", "tensor", "rank1"):
         if any(str(k).startswith(f"{base}_scale_{kind}") for k in saved):
             yield Slot(name, info["name"], 0, kind)
+
+
+def of_other_programs(saved: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The entries of lowbit's own state that lowbit did not make and that stay where they are, such
+    as the slow weights of timm's Lookahead. Entries that lie in a checkpoint are left there.
+    """
+    if "stream" not in saved:
+        return {}
+    names = {"step", "stream", "shape", "param", "projection", "update_norm"}
+    for rule in ops.entries("rules"):
+        names.update(rule["factors"], (slot["name"] for slot in rule["slots"]))
+    return {
+        key: value.to(device) if isinstance(value, Tensor) and value.ndim else value
+        for key, value in saved.items()
+        if not any(key == name or str(key).startswith(f"{name}_") for name in names)
+        and not isinstance(value, (LazyTensor, Mapping))
+    }
 
 
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:

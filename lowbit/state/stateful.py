@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
 from lowbit.config import arguments, overrides
-from lowbit.state import layout, memory
+from lowbit.state import choose, layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.fresh import fresh_state
 from lowbit.state.layout import Layout, check_stream
@@ -249,7 +249,15 @@ class StatefulOptimizer(Optimizer):
             if not p.is_meta and (p.requires_grad or p.grad is not None):
                 state = self.state_of(p)
                 if not state or any(key not in state for key in lay.keys):
+                    if not choose.is_served(p.dtype):  # it was frozen until now
+                        choose.refuse_dtype(p, f"parameter {self._what(p)}")
                     self.set_state_of(p, {**self.fresh_state(group, p, lay), **state})
+
+    def count_states(self) -> int:
+        """How many parameters have state. What others keep in `opt.state` under keys of their own,
+        as torch allows, does not count.
+        """
+        return sum(isinstance(p, Tensor) and bool(kept) for p, kept in self.state.items())
 
     def _drop_replaced(self) -> None:
         """Drops parameters that were replaced after construction,
@@ -354,6 +362,11 @@ class StatefulOptimizer(Optimizer):
                 if p not in self.flat_shards:
                     yield Member(number, p, name, index)
                 index += 1
+
+    def _what(self, p: Any) -> str:
+        """A parameter's name or number, for errors."""
+        member = next(member for member in self.members() if member.p is p)
+        return str(member.number) if member.name is None else repr(member.name)
 
     def laid_out(self) -> Iterable[tuple[dict[str, Any], Any, Layout]]:
         """Every parameter with its group and layout."""

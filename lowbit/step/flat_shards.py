@@ -133,7 +133,7 @@ class FlatShardReducer:
                 shared = self.begins[phase][p]
                 operation = "sum" if phase < lay.rounds else "max"
                 for region in _regions(lay, phase):
-                    width = torch.arange(region.width)
+                    width = torch.arange(region.width, device="cpu")
                     key = (p.flat.group, operation, region.tensor)
                     local, there = made.setdefault(key, ([], []))
                     begin = at[region.tensor] + region.begin

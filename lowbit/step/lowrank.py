@@ -30,7 +30,7 @@ def refresh_seed(number: int, refresh: int) -> int:
     seed = number
     for _ in range(refresh):
         generator = torch.Generator().manual_seed(seed)
-        seed = int(torch.randint(0, 2**63 - 1, (15,), generator=generator)[-1])
+        seed = int(torch.randint(0, 2**63 - 1, (15,), generator=generator, device="cpu")[-1])
     return seed
 
 
@@ -286,7 +286,7 @@ class Work(Matrix):
         if group["projection"] == "torch":
             return self.torch_projection(refresh)
         begin, rows = self.place
-        p = torch.empty(rows, lay.rank, dtype=torch.float32)
+        p = torch.empty(rows, lay.rank, dtype=torch.float32, device="cpu")
         ops.projection(p, group["seed"], self.stream, refresh, begin)
         return p, self.exponent
 
@@ -296,7 +296,9 @@ def _torch_projection(lay: LowRankLayout, refresh: int) -> Tensor:
     generator = torch.Generator().manual_seed(refresh_seed(lay.number_of, refresh))
     rows, cols = lay.own.shape
     shape = (lay.rank, cols) if lay.tall else (rows, lay.rank)
-    drawn = torch.randn(shape, generator=generator) / math.sqrt(lay.rank)
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") / math.sqrt(
+        lay.rank
+    )
     return drawn.t() if lay.tall else drawn
 
 

@@ -206,7 +206,7 @@ class _Bucket:
         for work, of_work, columns in zip(works, parts, absmax, strict=True):
             words, sums = next(of_sums), next(of_sums)
             work.begin([next(of_floats) for _ in of_work], columns, sums, words)
-        nothing = torch.empty(0, device=device)
+        nothing = torch.empty(0, dtype=torch.float32, device=device)
         tensors = [work.tensors(nothing) for work in works]
         hyper = [
             [*work.hyper(0.0 if isinstance(work.lr, Tensor) else work.lr), work.group["gamma"]]

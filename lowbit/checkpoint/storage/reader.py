@@ -246,7 +246,7 @@ class Reader(Storage, StorageReader):
             and not (target.is_conj() or target.is_neg())
         ):
             return Transfer(item, box, target, target)
-        return Transfer(item, box, target, torch.empty(box.shape, dtype=dtype))
+        return Transfer(item, box, target, torch.empty(box.shape, dtype=dtype, device="cpu"))
 
     def read(self, batch: Sequence[Transfer]) -> None:
         """Reads and verifies."""

@@ -243,16 +243,17 @@ def exchange(
         pieces = this.send.get(rank, [])
         if pieces:
             size = sum(p.end - p.begin for p in pieces)
-            parts.append(torch.full((1,), OK if memory is not None else FAILED, dtype=torch.uint8))
+            said = OK if memory is not None else FAILED
+            parts.append(torch.full((1,), said, dtype=torch.uint8, device="cpu"))
             if memory is None:
-                parts.append(torch.zeros(size, dtype=torch.uint8))
+                parts.append(torch.zeros(size, dtype=torch.uint8, device="cpu"))
             else:
                 parts += [memory[p.box][p.begin : p.end] for p in pieces]
             out[rank] = 1 + size
         if rank in this.receive:
             into[rank] = 1 + sum(p.end - p.begin for p in this.receive[rank])
-    sent = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8)
-    received = torch.empty(sum(into), dtype=torch.uint8)
+    sent = torch.cat(parts) if parts else torch.empty(0, dtype=torch.uint8, device="cpu")
+    received = torch.empty(sum(into), dtype=torch.uint8, device="cpu")
     dist.all_to_all_single(received, sent, into, out, group=group)
     came: list[tuple[Piece, torch.Tensor]] = []
     failed: set[int] = set()

@@ -73,6 +73,13 @@ class Adagrad(LowbitOptimizer):
         first = group["initial_accumulator_value"]
         arguments.check_least(initial_accumulator_value=first, epsilon=group["eps"])
 
+    def share_memory(self) -> None:
+        """torch's: moves the state to shared memory, for training by several processes."""
+        for kept in self.state.values():
+            for tensor in kept.values():
+                if isinstance(tensor, Tensor):
+                    tensor.share_memory_()
+
     def initial(self, group: Mapping[str, Any], name: str) -> float:
         return group["initial_accumulator_value"]
 
