@@ -160,7 +160,7 @@ def test_a_layer_that_is_called_module():
     """Its weight has the name of the model's own once DistributedDataParallel's prefix is gone."""
     model = net()
     model.module = net()
-    with pytest.raises(ValueError, match="'weight' and .* have one name without"):
+    with pytest.raises(ValueError, match=r"'weight' and .* have one name without"):
         lowbit.AdamW(model.named_parameters())
     lowbit.AdamW(model.parameters())
 

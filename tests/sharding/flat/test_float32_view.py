@@ -1,4 +1,4 @@
-"""bind(export="fp32"): a save and a load give back the values of every format that the page names."""
+"""bind(export="fp32"): a save and a load give back the very values of the formats named."""
 
 import copy
 
