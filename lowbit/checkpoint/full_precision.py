@@ -22,7 +22,8 @@ def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[st
     """The model's state dict with float32 weights, as exact as the parameter formats hold them.
 
     A parameter whose format has compensation (Kahan, split) gives its full value, under each of its
-    names where it is tied; other floating tensors are widened; the rest is as it is. Sharded
+    names where it is tied; other floating tensors are widened, but for float64 ones, which are as
+    they are, and so is the rest. Sharded
     parameters stay DTensors of the same placement; those of FSDP1 are DTensors sharded on dimension
     0, which takes a collective. All tensors are copies.
 
@@ -41,7 +42,8 @@ def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[st
         elif id(value) in kept:
             copies[id(value)] = _joined(*kept[id(value)], opt)
         elif isinstance(value, Tensor):
-            dtype = torch.float32 if value.is_floating_point() else value.dtype
+            wide = not value.is_floating_point() or value.dtype == torch.float64
+            dtype = value.dtype if wide else torch.float32
             copies[id(value)] = value.detach().to(dtype, copy=True)
         else:  # what a module's get_extra_state gives
             copies[id(value)] = value
@@ -60,7 +62,7 @@ def set_fp32_model_state_dict(
 
     Raises:
         ValueError: a name that the model does not have, another shape, or another dtype than
-            float32 (than the model's, of integers). Nothing is changed then.
+            float32 (than the model's, of integers; float64 stores both). Nothing is changed then.
     """
     opt.init_state()
     kept = _kept(opt)
@@ -74,7 +76,8 @@ def set_fp32_model_state_dict(
         if tuple(given.shape) != tuple(value.shape):
             raise ValueError(f"{name!r} is {tuple(given.shape)}, the model's {tuple(value.shape)}")
         floating = value.dtype.is_floating_point
-        if floating and given.dtype != torch.float32:
+        both = value.dtype == given.dtype == torch.float64
+        if floating and given.dtype != torch.float32 and not both:
             raise ValueError(
                 f"{name!r} is {given.dtype}, not float32: its low bits are gone already, and "
                 "storing it would clear those kept here; use .float() if that is meant"

@@ -322,3 +322,20 @@ def test_new_memory_is_not_taken_for_correction_bits(monkeypatch):
         warnings.simplefilter("error")
         made = convert_state(p, opt.layouts[p], saved, 0)({}, True)
     assert not made[opt.layouts[p].compensation.key].any()
+
+
+def test_float64_values_are_not_narrowed():
+    net = torch.nn.Linear(4, 4, dtype=torch.bfloat16)
+    third = torch.tensor([1 / 3], dtype=torch.float64)
+    net.register_buffer("positions", third.clone())
+    net.frozen = torch.nn.Parameter(third.clone(), requires_grad=False)
+    opt = lowbit.AdamW(net.named_parameters(), param_format="bfloat16_split16")
+    whole = lowbit.get_fp32_model_state_dict(net, opt)
+    assert torch.equal(whole["positions"], third) and torch.equal(whole["frozen"], third)
+    with torch.no_grad():
+        net.positions.zero_()
+        net.frozen.zero_()
+    lowbit.set_fp32_model_state_dict(net, opt, whole)
+    assert torch.equal(net.positions, third) and torch.equal(net.frozen, third)
+    lowbit.set_fp32_model_state_dict(net, opt, {"positions": third.float()})
+    assert torch.equal(net.positions, third.float().double())
