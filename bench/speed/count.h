@@ -69,7 +69,9 @@ bool count_instructions(const Run& run, Count& count) {
   for (;;) {
     if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0) return false;
     if (waitpid(child, &status, 0) < 0 || !WIFSTOPPED(status)) return false;
-    if (WSTOPSIG(status) != SIGTRAP) break;  // the second SIGSTOP
+    if (WSTOPSIG(status) == SIGSTOP) break;  // the second one
+    if (WSTOPSIG(status) == SIGSEGV || WSTOPSIG(status) == SIGILL) return false;
+    if (WSTOPSIG(status) != SIGTRAP) continue;  // such as the terminal's, which is not handed on
     user_regs_struct registers;
     ptrace(PTRACE_GETREGS, child, nullptr, &registers);
     // The child is a copy: its code lies at the same address here.
