@@ -107,7 +107,6 @@ def convert_state(
                 step, dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
             ),
             **lay.identity(int(stream)),
-            **others,
         }
         for job in jobs:
             tensors = []
@@ -115,7 +114,7 @@ def convert_state(
                 state[entry.key], here = tensor_for(entry, live.get(entry.key))
                 tensors.append(here)
             job.fill(tensors)
-        return state
+        return {**state, **{key: value for key, value in others.items() if key not in state}}
 
     return run
 

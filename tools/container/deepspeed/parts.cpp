@@ -5,7 +5,7 @@
 
 #include "container/common/archive.h"
 #include "container/common/open.h"
-#include "container/deepspeed/ranges.h"
+#include "container/manifest/ranges.h"
 #include "container/manifest/record_reader.h"
 #include "container/manifest/tiling.h"
 #include "io/read/open.h"

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "container/manifest/box.h"
+#include "container/manifest/ranges.h"
 #include "container/manifest/record_reader.h"
 #include "container/manifest/tensor_reader.h"
 #include "io/text.h"
@@ -17,46 +17,37 @@ class StoredSource : public Source {
       : manifest_(std::move(manifest)), tensor_(tensor), reader_(*manifest_) {}
 
   Status do_read(uint64_t first, uint64_t count, void* out) override {
-    RETURN_IF_ERROR(read_range(Box{Shape(tensor_.shape.size(), 0), tensor_.shape}, 0, first, count,
-                               static_cast<char*>(out)));
+    auto* to = static_cast<char*>(out);
+    for (const Box& box : boxes_of_range(tensor_.shape, first, first + count)) {
+      RETURN_IF_ERROR(reader_.read(tensor_, box, to));
+      to += volume(box.shape) * static_cast<uint64_t>(tensor_.dtype->bytes);
+    }
     // A document has many tensors, which are read one after the other.
     if (first + count == volume(tensor_.shape)) reader_.forget();
     return fine();
   }
 
  private:
-  /// Elements [first, first + count) of the box, whose dimensions before `d` are of one element.
-  Status read_range(Box box, size_t d, uint64_t first, uint64_t count, char* out) {
-    if (count == 0) return fine();
-    if (first == 0 && count == volume(box.shape)) return reader_.read(tensor_, box, out);
-    const auto width = static_cast<uint64_t>(tensor_.dtype->bytes);
-    const uint64_t row = volume(box.shape) / static_cast<uint64_t>(box.shape[d]);
-    // A part of the first row, whole rows, a part of the last.
-    while (count > 0) {
-      Box part = box;
-      const auto at = static_cast<int64_t>(first / row);
-      const uint64_t inside = first % row;
-      part.offset[d] = box.offset[d] + at;
-      uint64_t n;
-      if (inside == 0 && count >= row) {
-        part.shape[d] = static_cast<int64_t>(count / row);
-        n = count / row * row;
-        RETURN_IF_ERROR(reader_.read(tensor_, part, out));
-      } else {
-        part.shape[d] = 1;
-        n = std::min(count, row - inside);
-        RETURN_IF_ERROR(read_range(part, d + 1, inside, n, out));
-      }
-      first += n;
-      count -= n;
-      out += n * width;
-    }
-    return fine();
-  }
-
   std::shared_ptr<const Manifest> manifest_;
   const Tensor& tensor_;
   TensorReader reader_;
+};
+
+/// Row-major values of a record.
+class RecordSource : public Source {
+ public:
+  RecordSource(std::shared_ptr<const Manifest> manifest, Payload payload, std::string what)
+      : manifest_(std::move(manifest)), payload_(std::move(payload)), what_(std::move(what)) {}
+  Status do_read(uint64_t first, uint64_t count, void* out) override {
+    const auto width = static_cast<uint64_t>(payload_.dtype->bytes);
+    return manifest_->container->reader().read(payload_.record, (payload_.first + first) * width,
+                                               out, count * width, what_);
+  }
+
+ private:
+  std::shared_ptr<const Manifest> manifest_;
+  Payload payload_;
+  std::string what_;
 };
 
 /// Makes the leaf of a tensor subclass a kSubclass with a leaf for each inner tensor.
@@ -90,6 +81,11 @@ void add_parts(Leaf& leaf, const std::shared_ptr<const Manifest>& manifest, cons
 
 std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor) {
   return std::make_shared<StoredSource>(std::move(manifest), tensor);
+}
+
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, Payload payload,
+                                  std::string what) {
+  return std::make_shared<RecordSource>(std::move(manifest), std::move(payload), std::move(what));
 }
 
 const Leaf* Document::find(std::string_view name) const {

@@ -116,6 +116,9 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest);
 
 /// The elements of a tensor of the manifest. `tensor` must live as long as `manifest`.
 std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor);
+/// The elements of a payload that lies row-major. `what` names it in errors.
+std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, Payload payload,
+                                  std::string what);
 
 /// Calls `use(bytes, first, count)` with elements [begin, end) of a leaf, in pieces of at most
 /// `limit` bytes.

@@ -12,23 +12,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// Row-major values of a record.
-class RecordSource : public Source {
- public:
-  RecordSource(std::shared_ptr<const Manifest> manifest, Payload payload, std::string what)
-      : manifest_(std::move(manifest)), payload_(std::move(payload)), what_(std::move(what)) {}
-  Status do_read(uint64_t first, uint64_t count, void* out) override {
-    const auto width = static_cast<uint64_t>(payload_.dtype->bytes);
-    return manifest_->container->reader().read(payload_.record, (payload_.first + first) * width,
-                                               out, count * width, what_);
-  }
-
- private:
-  std::shared_ptr<const Manifest> manifest_;
-  Payload payload_;
-  std::string what_;
-};
-
 /// A chunk of the source: its rows, and a kSubclass.
 struct Whole {
   Box box;
@@ -210,7 +193,7 @@ Result<Leaf> subclass_chunk(const Document& document, const Leaf& leaf, const Ch
     inner.path = {Key(name)};
     inner.dtype = payload.dtype;
     inner.shape = payload.shape;
-    inner.source = std::make_shared<RecordSource>(document.manifest, std::move(payload), what);
+    inner.source = source_of(document.manifest, std::move(payload), what);
     out.parts.push_back(std::move(inner));
   }
   if (!out.cls.empty()) {

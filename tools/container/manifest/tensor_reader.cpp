@@ -44,13 +44,6 @@ void TensorReader::forget() {
   span_ = {};
 }
 
-Status TensorReader::read_rows(const Tensor& tensor, int64_t begin, int64_t end, char* out) {
-  Box box{Shape(tensor.shape.size(), 0), tensor.shape};
-  box.offset[0] = begin;
-  box.shape[0] = end - begin;
-  return read(tensor, box, out);
-}
-
 Status TensorReader::read(const Tensor& tensor, const Box& box, char* out) {
   // Chunks are sorted by offset, so those that start behind the box are all at the end.
   auto last = tensor.chunks.end();

@@ -19,8 +19,6 @@ class TensorReader {
   Status read(const Tensor& tensor, const Box& box, char* out);
   /// A box of values in one record.
   Status read(const Payload& payload, const Box& box, char* out, const std::string& what);
-  /// Rows [begin, end) of a tensor that has dimensions.
-  Status read_rows(const Tensor& tensor, int64_t begin, int64_t end, char* out);
   /// Frees the cached payloads; the next read looks them up again.
   void forget();
 

@@ -72,13 +72,6 @@ Result<TensorNode> read_stored(const File& file, const FileExtent& extent,
   return node;
 }
 
-Result<Payload> read_payload(const File& file, const FileExtent& extent, const std::string& what) {
-  ASSIGN_OR_RETURN(node, read_stored(file, extent, what));
-  if (!node.stored.cls.empty())
-    return bad(what + ": is a " + printable(node.stored.cls) + ", which is no plain tensor");
-  return std::move(node.stored.parts[0].second);
-}
-
 Result<Value> read_value(const File& file, const FileExtent& extent, const std::string& what) {
   ASSIGN_OR_RETURN(archive, open_item(file, extent, what));
   ASSIGN_OR_RETURN(pickle, read_pickle(std::move(archive.pickle), tree_globals(), what));

@@ -12,30 +12,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// Elements of a payload that is row-major.
-class PayloadSource : public Source {
- public:
-  PayloadSource(std::shared_ptr<const Manifest> manifest, Payload payload, std::string what)
-      : manifest_(std::move(manifest)),
-        payload_(std::move(payload)),
-        what_(std::move(what)),
-        reader_(*manifest_) {
-    payload_.shape = {static_cast<int64_t>(volume(payload_.shape))};
-    payload_.stride = {1};
-  }
-  Status do_read(uint64_t first, uint64_t count, void* out) override {
-    if (count == 0) return fine();
-    return reader_.read(payload_, Box{{static_cast<int64_t>(first)}, {static_cast<int64_t>(count)}},
-                        static_cast<char*>(out), what_);
-  }
-
- private:
-  const std::shared_ptr<const Manifest> manifest_;
-  Payload payload_;
-  const std::string what_;
-  TensorReader reader_;
-};
-
 Result<std::vector<TorchaoPiece>> pieces_of(const Document& document, const Leaf& leaf, State& s) {
   std::vector<TorchaoPiece> out;
   const std::string what = printable(leaf.name());
@@ -63,8 +39,7 @@ Result<std::vector<TorchaoPiece>> pieces_of(const Document& document, const Leaf
       if (payload.stride != row_major(payload.shape) && volume(payload.shape) > 1)
         return bad(what + ": its " + (name.empty() ? "values" : printable(name)) +
                    " do not lie row-major");
-      TorchaoInner inner{payload.dtype, payload.shape,
-                         std::make_shared<PayloadSource>(manifest, payload, what)};
+      TorchaoInner inner{payload.dtype, payload.shape, source_of(manifest, payload, what)};
       s.bytes += volume(payload.shape) * static_cast<uint64_t>(payload.dtype->bytes);
       subclass.parts.emplace_back(name, std::move(inner));
     }

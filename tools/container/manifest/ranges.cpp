@@ -1,4 +1,4 @@
-#include "container/deepspeed/ranges.h"
+#include "container/manifest/ranges.h"
 
 #include <algorithm>
 
