@@ -95,18 +95,11 @@ def keep(result: dict, root: pathlib.Path = ROOT) -> None:
     (results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     if quick:
         measuring = docs / "bench.md"
-        measuring.write_text(quoted(measuring.read_text(), page.summary(result)))
+        measuring.write_text(page.quoted(measuring.read_text(), MARKS, page.summary(result)))
         return
     pictures = plots.draw(result, docs, f"bench-{name}")
     command = f"python -m bench{' --device cuda' * (name == 'cuda')} --record"
     (docs / f"bench-{name}.md").write_text(page.page(result, command, pictures))
-
-
-def quoted(text: str, table: str) -> str:
-    """The page, with the table between its marks replaced."""
-    before, rest = text.split(MARKS[0], 1)
-    _, after = rest.split(MARKS[1], 1)
-    return f"{before}{MARKS[0]}\n{table}\n{MARKS[1]}{after}"
 
 
 def main() -> int:

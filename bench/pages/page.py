@@ -21,6 +21,13 @@ SUMMARY = {  # contestants of the first table, by what a reader is told
 }
 
 
+def quoted(text: str, marks: tuple[str, str], made: str) -> str:
+    """A page with what is between its marks replaced."""
+    before, rest = text.split(marks[0], 1)
+    _, after = rest.split(marks[1], 1)
+    return f"{before}{marks[0]}\n{made}\n{marks[1]}{after}"
+
+
 def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
     """The page of a result."""
     facts = result["machine"]

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from bench.measuring.intervals import Interval
-from bench.pages.page import bullets, filled, folded, table
+from bench.pages.page import bullets, filled, folded, quoted, table
 from bench.quality import embeddings_page, zero_gradients
 from bench.quality import plan as quality_plan
 from bench.quality import plot as quality_plot
@@ -452,12 +452,6 @@ def of_presets(lines: Lines) -> str:
     return table(["run", "seeds", "loss of its seeds", "less float32 AdamW"], rows)
 
 
-def quoted(text: str, made: str) -> str:
-    """The page with what is between its marks replaced."""
-    pattern = re.escape(MARKS[0]) + r"\n.*?" + re.escape(MARKS[1])
-    return re.sub(pattern, lambda _: f"{MARKS[0]}\n{made}\n{MARKS[1]}", text, count=1, flags=re.S)
-
-
 def picture(study: Study) -> str:
     return f"quality-{HEADINGS[study.name].lower().replace(' ', '-')}.png"
 
@@ -465,7 +459,7 @@ def picture(study: Study) -> str:
 def write(lines: Lines, docs: pathlib.Path = ROOT / "docs") -> None:
     (docs / "quality.md").write_text(page(lines))
     presets = docs / "presets.md"
-    presets.write_text(quoted(presets.read_text(), of_presets(lines)))
+    presets.write_text(quoted(presets.read_text(), MARKS, of_presets(lines)))
     for study in STUDIES.values():
         quality_plot.draw(lines, study, docs / picture(study))
     embeddings_page.draw(docs / embeddings_page.PICTURE)

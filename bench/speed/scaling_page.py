@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 import pathlib
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +13,7 @@ from typing import Any
 from bench import ROOT
 from bench.contestants.baselines import InPlace, Torch
 from bench.contestants.ours import Eight, Four
-from bench.pages.page import bullets, busy, filled, table
+from bench.pages.page import bullets, busy, filled, quoted, table
 
 MARKS = ("<!-- python -m bench.speed.scaling -->", "<!-- end -->")
 SHARE = 0.8  # of the theoretical bandwidth that programs reach; an assumption, which the page names
@@ -355,12 +354,7 @@ def page(result: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def quoted(text: str, made: str) -> str:
-    pattern = re.escape(MARKS[0]) + r"\n.*?" + re.escape(MARKS[1])
-    return re.sub(pattern, lambda _: f"{MARKS[0]}\n{made}\n{MARKS[1]}", text, count=1, flags=re.S)
-
-
 def write(result: dict[str, Any], docs: pathlib.Path = ROOT / "docs") -> None:
     (docs / "scaling.md").write_text(page(result))
     bench = docs / "bench.md"
-    bench.write_text(quoted(bench.read_text(), pressed(result)))
+    bench.write_text(quoted(bench.read_text(), MARKS, pressed(result)))

@@ -2,7 +2,7 @@
 bytes, and peak memory.
 
     python -m bench.storage.ckpt           1 GiB of float32 AdamW state on two ranks
-    python -m bench.storage.ckpt --gib 0.1 --repeats 2 --json out/ckpt.json
+    python -m bench.storage.ckpt --gib 0.1 --repeats 2
     python -m bench.storage.ckpt --gib 10  shows that memory does not grow
 
 All contenders alternate in one run, so they see the same machine conditions. Ratios compare best
@@ -14,16 +14,13 @@ disk.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 import pathlib
-import platform
 import shutil
 import subprocess
 import sys
 import tempfile
-from datetime import date
 
 import torch
 
@@ -160,23 +157,10 @@ def main() -> None:
         "--folder", default=None, help="folder for the data (default: TMPDIR, else /tmp)"
     )
     parser.add_argument("--tool", default=shutil.which("lowbit-ckpt"))
-    parser.add_argument("--json", type=pathlib.Path, default=None)
     given = parser.parse_args()
     if not given.tool:
         raise SystemExit("lowbit-ckpt is not on PATH")
     compared = compare(given.gib, given.repeats, given.folder, given.tool)
-    result = {
-        "date": str(date.today()),
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()},
-        "versions": {
-            "python": platform.python_version(),
-            "torch": torch.__version__,
-            "tool": subprocess.run(
-                [given.tool, "--version"], capture_output=True, text=True
-            ).stdout.strip(),
-        },
-        **compared,
-    }
     print(f"{compared['bytes'] / 2**30:.2f} GiB, best of {given.repeats}")
     for name, row in compared["results"].items():
         print(
@@ -184,9 +168,6 @@ def main() -> None:
             f"{row['to_cp_and_sync']:6.2f} x cp and sync  {row['cpu_seconds']:7.2f} s cpu  "
             f"{row['peak_mib']:8.1f} MiB"
         )
-    if given.json:
-        given.json.parent.mkdir(parents=True, exist_ok=True)
-        given.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

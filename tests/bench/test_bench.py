@@ -246,7 +246,7 @@ def test_what_record_writes(result, tmp_path):
 def test_docs_quote_the_recorded_quick_result():
     recorded = json.loads((ROOT / "bench" / "results" / "quick.json").read_text())
     measuring = (ROOT / "docs" / "bench.md").read_text()
-    assert command.quoted(measuring, page.summary(recorded)) == measuring
+    assert page.quoted(measuring, command.MARKS, page.summary(recorded)) == measuring
 
 
 def test_the_page_is_of_the_recorded_result():

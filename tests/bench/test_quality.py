@@ -12,6 +12,7 @@ import torch
 import lowbit
 from bench.measuring.intervals import interval
 from bench.measuring.recipe import load_recipe
+from bench.pages.page import quoted
 from bench.quality import page as quality_page
 from bench.quality import plan as quality_plan
 from bench.quality import plot as quality_plot
@@ -267,7 +268,7 @@ def test_the_pages_are_those_of_the_results():
     assert (ROOT / "docs" / "quality.md").read_text() == quality_page.page(lines)
     presets = (ROOT / "docs" / "presets.md").read_text()
     assert quality_page.of_presets(lines) in presets
-    assert quality_page.quoted(presets, quality_page.of_presets(lines)) == presets
+    assert quoted(presets, quality_page.MARKS, quality_page.of_presets(lines)) == presets
 
 
 @pytest.fixture(scope="module")

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bench.contestants.baselines import TorchForeach
+from bench.pages.page import quoted
 from bench.speed import scaling, scaling_page
 from bench.speed.step import Params
 from bench.speed.stream import Streams
@@ -23,7 +24,7 @@ def test_the_pages_are_those_of_the_results():
     assert (ROOT / "docs" / "scaling.md").read_text() == scaling_page.page(RESULTS)
     bench = (ROOT / "docs" / "bench.md").read_text()
     assert scaling_page.pressed(RESULTS) in bench
-    assert scaling_page.quoted(bench, scaling_page.pressed(RESULTS)) == bench
+    assert quoted(bench, scaling_page.MARKS, scaling_page.pressed(RESULTS)) == bench
 
 
 def test_the_model_is_bound_by_cores_and_then_by_memory():

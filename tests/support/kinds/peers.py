@@ -23,6 +23,7 @@ from torch import Tensor
 from lowbit import ops
 from tests.support.kinds import runs as run
 from tests.support.kinds.decode import dynamic8, half_step
+from tests.support.peers.files import lpmm_config, stand_in_for_yacs
 from tests.support.peers.golden import arrays
 
 MAKERS: dict[str, Callable[[pathlib.Path], None]] = {}
@@ -372,43 +373,7 @@ def _() -> dict[str, Any]:
 # lpmm
 
 
-class CfgNode(dict):  # type: ignore[type-arg]
-    """Stands for yacs.config.CfgNode, whose name pickle writes."""
-
-
-@contextlib.contextmanager
-def yacs() -> Iterator[None]:
-    """The module yacs.config with a CfgNode, where the package is missing."""
-    before = {name: sys.modules.get(name) for name in ("yacs", "yacs.config")}
-    module = types.ModuleType("yacs.config")
-    module.CfgNode = CfgNode  # type: ignore[attr-defined]
-    CfgNode.__module__ = "yacs.config"
-    sys.modules |= {"yacs": types.ModuleType("yacs"), "yacs.config": module}
-    try:
-        yield
-    finally:
-        CfgNode.__module__ = __name__
-        for name, was in before.items():
-            if was is None:
-                del sys.modules[name]
-            else:
-                sys.modules[name] = was
-
-
-def _node(value: Any) -> Any:
-    if not isinstance(value, dict):
-        return value
-    node = CfgNode({k: _node(v) for k, v in value.items()})
-    node.__dict__ |= {
-        "__immutable__": False,
-        "__deprecated_keys__": set(),
-        "__renamed_keys__": {},
-        "__new_allowed__": False,
-    }
-    return node
-
-
-def lpmm_content(case: str, second_scale: str) -> dict[str, Any]:
+def lpmm_content(case: str, rank1: bool) -> dict[str, Any]:
     """The golden arrays of one parameter, with what its overhead and configuration hold beside
     them, and a small one that stays dense.
     """
@@ -448,46 +413,20 @@ def lpmm_content(case: str, second_scale: str) -> dict[str, Any]:
         0: entry,
         1: {"step": left["step"].clone(), **small, **{f"{k}_qstate": dict(off) for k in small}},
     }
-    common = {
-        "ENABLE": True,
-        "THRESHOLD": 4096,
-        "BITS": 4,
-        "GROUP_SIZE": 128,
-        "ROUND_TYPE": "real-nearest",
-    }
-    qconfig = _node(
-        {
-            "QUANT": {
-                "M": {
-                    **common,
-                    "SCALE_TYPE": {"DEFAULT": "group"},
-                    "QUANT_TYPE": {"DEFAULT": "nonlinear"},
-                    "SIGNED": True,
-                },
-                "SQM": {
-                    **common,
-                    "SCALE_TYPE": {"DEFAULT": second_scale},
-                    "QUANT_TYPE": {"DEFAULT": "power-1"},
-                    "SIGNED": False,
-                },
-            }
-        }
-    )
     more = {"fused": False, "use_first_moment": True, "factor_second_moment": case == "Factor4"}
-    return {"state": state, "param_groups": groups(state, **more), "qconfig": qconfig}
+    return {"state": state, "param_groups": groups(state, **more), "qconfig": lpmm_config(rank1)}
 
 
 for name, said in {
-    "lpmm_group_file": ("AdamW_group4", "group"),
-    "lpmm_rank1_file": ("AdamW_rank1", "rank1"),
-    "lpmm_factor_file": ("Factor4", "group"),
+    "lpmm_group_file": ("AdamW_group4", False),
+    "lpmm_rank1_file": ("AdamW_rank1", True),
+    "lpmm_factor_file": ("Factor4", False),
 }.items():
     CONTENT[name] = functools.cache(functools.partial(lpmm_content, *said))
 
     def _save(path: pathlib.Path, name: str = name) -> None:
-        content = CONTENT[name]()
-        with yacs():
-            torch.save(content, path)
+        stand_in_for_yacs()
+        torch.save(CONTENT[name](), path)
 
     MAKERS[name] = _save
 

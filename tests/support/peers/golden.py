@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from lowbit import ops
+from tests.support.codes import table_of
 from tests.support.paths import GOLDEN
 
 F = np.float32
@@ -70,15 +71,7 @@ def same_values(name, p, golden, gone, tolerance=5e-7):
 
 def entries(format):
     """What a format's codes mean at scale 1, in the order of the codes."""
-    bits = ops.state_format(format)["bits"]
-    codes = np.arange(1 << bits, dtype=np.uint8)
-    packed = np.packbits(
-        np.unpackbits(codes[:, None], axis=1, count=bits, bitorder="little"), bitorder="little"
-    )
-    one = getattr(torch, ops.state_format(format)["scale_dtype"])
-    blocks = -(-codes.size // 32)
-    scales = torch.ones((1, blocks), dtype=one)
-    return ops.dequantize(torch.tensor(packed[None]), scales, format, 32, codes.size).numpy()[0]
+    return table_of(ops.state_format(format))
 
 
 def unpack(codes, bits, *, high_first=False):
