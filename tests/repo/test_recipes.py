@@ -25,7 +25,10 @@ def output(name, ranks, folder, *options):
     """What the recipe printed on so many ranks (0: a script alone)."""
     root = os.pathsep.join([str(RECIPES.parent), os.environ.get("PYTHONPATH", "")])
     environment = {"CUDA_VISIBLE_DEVICES": "", "PYTHONPATH": root, "HF_HUB_OFFLINE": "1"}
-    return launch.run(RECIPES / f"{name}.py", ranks, *options, cwd=folder, **environment)
+    imported = ("transformers",) if name in ("huggingface", "one_card") else ()
+    return launch.run(
+        RECIPES / f"{name}.py", ranks, *options, cwd=folder, imported=imported, **environment
+    )
 
 
 def run(name, ranks, folder):

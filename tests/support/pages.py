@@ -17,6 +17,7 @@ import sys
 from dataclasses import dataclass
 
 from tests.support.paths import ROOT
+from tests.support.ranks import launch
 
 # What a block may be written in. Those of RUN are run, the rest is shown.
 RUN = ("python", "bash", "console")
@@ -126,7 +127,7 @@ def commands(block: Block) -> list[tuple[str, str | None]]:
 
 def run(command: str) -> tuple[int, str]:
     """Runs a command line as bash would. Returns its exit status and what it printed;
-    `python -m lowbit` runs in this process.
+    `python -m lowbit` runs in this process, and ranks are forked from one that has imported torch.
     """
     words = shlex.split(command, comments=True)
     if words[:2] == ["lowbit-ckpt", "convert"] or words[:2] == ["lowbit-ckpt", "reshard"]:
@@ -136,6 +137,8 @@ def run(command: str) -> tuple[int, str]:
 
         with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
             return main(words[3:]), out.getvalue()
+    if words[:3] == ["torchrun", "--standalone", "--nproc-per-node"]:
+        return 0, launch.run(words[4], int(words[3]), *words[5:])
     path = f"{pathlib.Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(
         ["bash", "-c", command],

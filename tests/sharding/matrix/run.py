@@ -68,8 +68,9 @@ def table(pool: Pool, which: str) -> dict[str, dict[str, Words]]:
 
 
 def kinds(pool: Pool) -> dict[str, Words]:
-    """Wrapper -> kind of checkpoint -> SAME or words. Each row loads what was saved above it; one
-    process loads all of it where the product is whole, else each kind from every third row.
+    """Wrapper -> kind of checkpoint -> SAME or words, of the kinds that a row has. Each loads what
+    was saved above it; one process loads all of it where the product is whole, else each kind from
+    every third row.
     """
     folder = pool.folder
     assert not pool.run(1, rows_worker.one_process, "kinds", folder)[0]
@@ -79,14 +80,17 @@ def kinds(pool: Pool) -> dict[str, Words]:
     bad: dict[Any, Any] = {}
     rows = [ONE, *((wrapper, counts[0]) for wrapper, counts in OVER_KINDS.items())]
     for number, place in enumerate(rows):
-        answers = pool.run(place[1], checkpoints.kinds, folder, place, sources)
+        # One process saves what the rows begin with, by every kind.
+        chosen = [*checkpoints.KINDS] if place == ONE else checkpoints.kinds_of(number)
+        answers = pool.run(place[1], checkpoints.kinds, folder, place, chosen, sources)
         said, wrong = of_all(answers)
         bad |= {(*place, kind): sorted(each) for kind, each in wrong.items() if each}
-        found[place[0]] = {kind: said.get(kind, SAME) for kind in checkpoints.KINDS}
-        for i, (kind, (state, _)) in enumerate(checkpoints.KINDS.items()):
+        found[place[0]] = {kind: said.get(kind, SAME) for kind in chosen}
+        for kind in chosen:
             if kind not in said:
                 sources[kind] = place
-                if state and (WHOLE or (number + i) % 3 == 0):
+                at = number + [*checkpoints.KINDS].index(kind)
+                if checkpoints.KINDS[kind][0] and (WHOLE or at % 3 == 0):
                     loads.append((kind, place))
     if wrong := pool.run(1, checkpoints.one_process_loads, folder, loads)[0]:
         bad["in one process"] = wrong
