@@ -45,9 +45,6 @@ def trained(tmp_path_factory):
     with (out / "source" / "CMakeLists.txt").open("a") as lists:
         lists.write("add_executable(rules rules.cpp)\n")
         lists.write("target_link_libraries(rules PRIVATE lowbit::lowbit ${TORCH_LIBRARIES})\n")
-        # torch's headers take most of the compiler's time: once
-        lists.write("target_precompile_headers(train PRIVATE <torch/torch.h>)\n")
-        lists.write("target_precompile_headers(rules REUSE_FROM train)\n")
     prefixes = f"{out / 'prefix'};{torch.utils.cmake_prefix_path}"
     run(cmake, "-S", out / "source", "-B", out / "build", f"-DCMAKE_PREFIX_PATH={prefixes}")
     run(cmake, "--build", out / "build", "--parallel", env=for_build(out))
