@@ -134,7 +134,8 @@ class Accumulator:
                 self._hand_over()
         self._begun = False
         for held in self._params.values():
-            held.finished, held.handed = held.added, False
+            held.finished = held.added
+            held.end()
 
     def reset(self) -> None:
         """Discards what was added since the last step, so that the step can be run again.
@@ -147,7 +148,8 @@ class Accumulator:
         self._begun = False
         for held in self._params.values():
             held.clear()
-            held.added, held.handed = held.finished, False
+            held.added = held.finished
+            held.end()
         # Under no_sync the DDP reducer takes no part in a pass.
         if self._recovery and (not self._ddp or (self._micro == "last" and self._recovery.began)):
             self._recovery.raised()
@@ -216,6 +218,7 @@ class Accumulator:
             handle.remove()
         for p, held in self._params.items():
             held.clear()
+            held.end()
             places.accumulators.pop(p, None)
             if self._any_dtype(p) and p.grad_dtype is None and p.grad is None:
                 p.grad_dtype = p.dtype
@@ -266,26 +269,29 @@ class Accumulator:
                 "or reduce gradients that were already moved; run each micro-batch inside it"
             )
         held = self._params[p]
-        at_once = self._micro == "last" and (self._ddp or places.stepper_of(p) is not None)
-        if at_once and self._ddp and held.handed and self.scale != 1.0:
-            raise RuntimeError(
-                f"{held.name!r} got a second gradient in the last micro-batch, after its average "
-                "went to DistributedDataParallel's reducer: run one backward pass in it, and use "
-                "checkpoint(use_reentrant=False) for a layer that is used twice"
-            )
-        if (
-            self._micro == "last"
-            and held.buffer is None
-            and self.scale == 1.0
-            and not (self._any_dtype(p) and sharding.local(p.grad).dtype != self.dtype)
-        ):
-            return  # it is the only gradient and stays unchanged
-        self._take(p)
-        p.grad = None
-        if at_once:  # the reducer or the step reads it next; otherwise more may be added
+        if self._micro == "last" and held.handed:
+            if held.scaled is None:
+                raise RuntimeError(
+                    f"{held.name!r} got a second gradient in the last micro-batch, after its "
+                    "average was reduced or handed over: run one backward pass in it, and use "
+                    "checkpoint(use_reentrant=False) for a layer that is used twice"
+                )
+        elif self._micro != "last":
+            self._take(p)
+            p.grad = None
+        elif (
+            held.buffer is not None
+            or self.scale != 1.0
+            or (self._any_dtype(p) and sharding.local(p.grad).dtype != self.dtype)
+        ):  # otherwise it is the only gradient and stays unchanged
+            self._take(p)
+            p.grad = None
             p.grad = self._handed(p)
             held.clear()
-            held.handed = True
+            if self.scale != 1.0:
+                held.handed = True
+                if not (self._ddp or sharding.is_sharded(p)):  # what else comes, torch adds to it
+                    held.scaled = p.register_hook(lambda grad: grad * self.scale)
 
     def _take(self, *params: Tensor) -> None:
         """Adds the gradients to their buffers, in one call for all that have one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,11 +22,19 @@ class HeldGradient:
         self.finished = 0  # how many of `added` belong to finished steps
         self.buffer: Tensor | None = None
         self.compensation: list[Tensor] = []
-        self.handed = False  # whether the running micro-batch, the last, has handed it over
+        self.handed = False  # whether the running micro-batch, the last, has handed over an average
+        self.scaled: Any = None  # the hook that divides gradients which come after that
         self.place = _place(p, name)
 
     def clear(self) -> None:
         self.buffer, self.compensation = None, []
+
+    def end(self) -> None:
+        """After the last micro-batch, or one that raised."""
+        self.handed = False
+        if self.scaled is not None:
+            self.scaled.remove()
+            self.scaled = None
 
 
 def by_bytes(params: Iterable[Tensor], most: int = 1 << 26) -> Iterator[list[Tensor]]:

@@ -48,6 +48,8 @@ def test_an_average_is_taken_once(rounding, parts):
         with accumulator.micro(last=i == 1):
             for loss in losses(net):
                 loss.backward()
+                assert (net.weight.grad is not None) == (i == 1), "it may be clipped in the context"
+    assert not any(p._backward_hooks for p in net.parameters())
     for p, want in zip(net.parameters(), torchs(losses), strict=True):
         torch.testing.assert_close(
             p.grad.float(), want, rtol=2e-2 if buffers == "bf16" else 1e-5, atol=1e-3
