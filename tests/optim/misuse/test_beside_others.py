@@ -183,3 +183,23 @@ def test_adagrads_state_in_shared_memory():
     set_gradients(model.parameters(), 0)
     opt.step()
     assert all(t.is_shared() for kept in opt.state.values() for t in kept.values())
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int64"])
+@pytest.mark.parametrize("name", MAKE)
+def test_a_learning_rate_in_any_dtype(name, dtype):
+    """As torch's optimizers take it, and live: a schedule writes into the tensor."""
+    made = []
+    for kind in (torch.float32, getattr(torch, dtype)):
+        model = net()
+        opt = begin(MAKE[name](model.named_parameters()))
+        rates = [torch.tensor(1, dtype=kind) for _ in opt.param_groups]
+        for group, rate in zip(opt.param_groups, rates, strict=True):
+            group["lr"] = rate
+        for step in range(3):
+            set_gradients(model.parameters(), step)
+            opt.step()
+            for rate in rates:
+                rate.fill_(step)
+        made.append(model.state_dict())
+    torch.testing.assert_close(made[0], made[1], rtol=0, atol=0)

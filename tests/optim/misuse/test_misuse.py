@@ -151,10 +151,10 @@ def test_a_model_that_is_converted_behind_the_optimizer_is_named(named):
 
 def test_messages_do_not_tell_where_the_package_was_built():
     p = torch.nn.Parameter(torch.ones(3))
-    opt = lowbit.AdamW([p], lr=torch.tensor(1))
+    opt = lowbit.AdamW([p])
     p.grad = torch.ones(3)
-    with pytest.raises(RuntimeError, match="lr must be float32 or float64") as raised:
-        opt.step()
+    with pytest.raises(RuntimeError, match="grad_scale must be float32 or float64") as raised:
+        opt.step(grad_scale=torch.tensor(1))
     assert " csrc/" in str(raised.value) and "/csrc/" not in str(raised.value)
 
 
