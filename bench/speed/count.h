@@ -65,13 +65,15 @@ bool count_instructions(const Run& run, Count& count) {
     _exit(0);
   }
   int status = 0;
+  bool whole = false;
   if (waitpid(child, &status, 0) < 0 || !WIFSTOPPED(status)) return false;
-  for (;;) {
-    if (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) != 0) return false;
-    if (waitpid(child, &status, 0) < 0 || !WIFSTOPPED(status)) return false;
-    if (WSTOPSIG(status) == SIGSTOP) break;  // the second one
-    if (WSTOPSIG(status) == SIGSEGV || WSTOPSIG(status) == SIGILL) return false;
-    if (WSTOPSIG(status) != SIGTRAP) continue;  // such as the terminal's, which is not handed on
+  while (ptrace(PTRACE_SINGLESTEP, child, nullptr, nullptr) == 0 &&
+         waitpid(child, &status, 0) >= 0 && WIFSTOPPED(status)) {
+    const int signal = WSTOPSIG(status);
+    whole = signal == SIGSTOP;  // the second one
+    if (whole) break;
+    if (signal == SIGINT || signal == SIGWINCH || signal == SIGCHLD) continue;  // not handed on
+    if (signal != SIGTRAP) break;
     user_regs_struct registers;
     ptrace(PTRACE_GETREGS, child, nullptr, &registers);
     // The child is a copy: its code lies at the same address here.
@@ -79,7 +81,7 @@ bool count_instructions(const Run& run, Count& count) {
   }
   kill(child, SIGKILL);
   waitpid(child, &status, 0);
-  return true;
+  return whole;
 }
 
 #else

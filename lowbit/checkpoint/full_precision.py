@@ -22,8 +22,8 @@ def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[st
     """The model's state dict with float32 weights, as exact as the parameter formats hold them.
 
     A parameter whose format has compensation (Kahan, split) gives its full value, under each of its
-    names where it is tied; other floating tensors are widened, but for float64 ones, which are as
-    they are, and so is the rest. Sharded
+    names where it is tied. Other floating tensors are widened to float32; float64 and everything
+    else stays as it is. Sharded
     parameters stay DTensors of the same placement; those of FSDP1 are DTensors sharded on dimension
     0, which takes a collective. All tensors are copies.
 
@@ -42,8 +42,8 @@ def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[st
         elif id(value) in kept:
             copies[id(value)] = _joined(*kept[id(value)], opt)
         elif isinstance(value, Tensor):
-            wide = not value.is_floating_point() or value.dtype == torch.float64
-            dtype = value.dtype if wide else torch.float32
+            narrow = value.is_floating_point() and value.dtype != torch.float64
+            dtype = torch.float32 if narrow else value.dtype
             copies[id(value)] = value.detach().to(dtype, copy=True)
         else:  # what a module's get_extra_state gives
             copies[id(value)] = value

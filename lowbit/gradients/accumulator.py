@@ -35,6 +35,7 @@ class Accumulator:
         self.model, self.dtype, self.format, self.scale = model, dtype, format, scale
         # Without hooks, DDP's gradients need no special care.
         self._ddp = hooks and sharding.is_ddp(model)
+        self._fsdp2 = sharding.is_fully_sharded(model)
         self.seed = seed ^ (sharding.rank() << 32) if self._ddp else seed
         self._params: dict[Tensor, HeldGradient] = {}
         self._micro = ""  # "", "more" or "last": the kind of micro-batch that is running
@@ -150,6 +151,8 @@ class Accumulator:
             held.clear()
             held.added = held.finished
             held.end()
+        for stepper in {places.stepper_of(p) for p in self._params} - {None}:
+            stepper.give_up()
         # Under no_sync the DDP reducer takes no part in a pass.
         if self._recovery and (not self._ddp or (self._micro == "last" and self._recovery.began)):
             self._recovery.raised()
@@ -290,8 +293,8 @@ class Accumulator:
             held.clear()
             if self.scale != 1.0:
                 held.handed = True
-                if not (self._ddp or sharding.is_sharded(p)):  # what else comes, torch adds to it
-                    held.scaled = p.register_hook(lambda grad: grad * self.scale)
+                if not (self._ddp or self._fsdp2):  # what else comes, torch adds to it
+                    held.divide_later(p, self.scale)
 
     def _take(self, *params: Tensor) -> None:
         """Adds the gradients to their buffers, in one call for all that have one."""

@@ -67,11 +67,12 @@ class ExactAccumulator:
         self.ranks, self.rank = sharding.size_and_rank(self._sums.groups)
         for p in params:
             places.accumulators[p] = weakref.ref(self)
+        self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         check_place = functools.partial(
             places.check_place,
             what="lowbit.accumulate",
             names={name: p for p, name in params.items()},
-            frozen={name: p for name, p in model.named_parameters() if not p.requires_grad},
+            frozen=self._frozen,
         )
         self._handles = [model.register_forward_pre_hook(check_place, prepend=True)]
         self._recovery = None if flat else places.Recovery(model, params)
@@ -177,6 +178,7 @@ class ExactAccumulator:
                 raise ValueError("a micro-batch with an index has one backward pass: leave out one")
             self._check_index(index)
         if self._round == 0:
+            places.check_frozen(self._frozen)
             self._check_cleared()
 
     def _check_index(self, index: int) -> None:
@@ -222,6 +224,8 @@ class ExactAccumulator:
         """
         self._sums.clear()
         self._round, self._indices, self._numbered, self._losses = 0, [], False, {}
+        for stepper in {places.stepper_of(p) for p in self._params} - {None}:
+            stepper.give_up()
         ddp = sharding.is_ddp(self.model)
         if self._recovery and (not ddp or (self._now is not None and self._recovery.began)):
             self._recovery.raised()

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
 
 from lowbit import ops, sharding
 from lowbit.state.layout import stream_of
@@ -23,7 +24,7 @@ class HeldGradient:
         self.buffer: Tensor | None = None
         self.compensation: list[Tensor] = []
         self.handed = False  # whether the running micro-batch, the last, has handed over an average
-        self.scaled: Any = None  # the hook that divides gradients which come after that
+        self.scaled: tuple[Any, Any] | None = None  # what divides gradients that come after that
         self.place = _place(p, name)
 
     def clear(self) -> None:
@@ -33,8 +34,16 @@ class HeldGradient:
         """After the last micro-batch, or one that raised."""
         self.handed = False
         if self.scaled is not None:
-            self.scaled.remove()
+            self.scaled[1].remove()
             self.scaled = None
+
+    def divide_later(self, p: Tensor, scale: float) -> None:
+        """Scales what autograd adds to p.grad from here on. A hook on the tensor would scale what
+        `torch.autograd.grad` returns, too.
+        """
+        node = get_gradient_edge(p).node  # with its hook, as long as something holds it
+        handle = node.register_prehook(lambda grads: tuple(g * scale for g in grads))
+        self.scaled = node, handle
 
 
 def by_bytes(params: Iterable[Tensor], most: int = 1 << 26) -> Iterator[list[Tensor]]:

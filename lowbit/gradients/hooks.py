@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
@@ -110,7 +111,8 @@ def check_place(
     """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its
     parameters got hooks, or if one of `frozen` is trained now.
     """
-    check_frozen(frozen or {})
+    if frozen and torch.is_grad_enabled():  # validation may go on
+        check_frozen(frozen)
     if sharding.inside_ddp(model):
         raise RuntimeError(
             f"{what} was called on a module inside DistributedDataParallel, whose reducer would "

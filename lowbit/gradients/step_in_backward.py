@@ -207,6 +207,10 @@ class InBackward:
         if self._beside is not None:
             self._beside.discard()
         self._recovery.raised()
+        self.give_up()
+
+    def give_up(self) -> None:
+        """Forgets what the running step has counted; what was stepped stays stepped."""
         self._begun = False
         self.opt.stepped_early.difference_update(self._groups)
         self._sums, self._found = Sums(self.norm_type), {}
@@ -218,6 +222,7 @@ class InBackward:
         if self._beside is not None:
             self._beside.wait()
             self.opt.in_flight = None
+        self.give_up()
         for p in self._groups:
             places.steppers.pop(p, None)
         self._handles = []
@@ -261,8 +266,8 @@ class InBackward:
             if p in self.opt.stepped_early:
                 raise RuntimeError(
                     f"{self._names[p]!r} got a second gradient after it was stepped with the first "
-                    "one: call opt.step() after each backward pass, or released.reset() after one "
-                    "that raised; run all backward passes of a step but the last in `with "
+                    "one: call opt.step() after each backward pass, or opt.zero_grad() to give the "
+                    "step up; run all backward passes of a step but the last in `with "
                     "released.hold()`; and use checkpoint(use_reentrant=False) for a layer or a "
                     "weight that is used twice"
                 )

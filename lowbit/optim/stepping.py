@@ -87,6 +87,15 @@ class SteppingOptimizer(StatefulOptimizer):
         self.stepped_early = set()
         return loss
 
+    # torch.compiler.disable, as torch's own has
+    @torch._disable_dynamo
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """torch's. It also gives up a step that a backward pass began under
+        `lowbit.step_in_backward`, and that `step()` does not end.
+        """
+        self.stepped_early = set()
+        super().zero_grad(set_to_none)
+
     def wait_for_steps(self) -> None:
         """Returns when no step runs beside a backward pass any more, and raises what one raised."""
         if self.in_flight is not None:
@@ -148,6 +157,11 @@ class SteppingOptimizer(StatefulOptimizer):
         if value.dtype != lay.dtype or not whole:
             raise changed(self._what(p), value, lay)
         return value
+
+    def _what(self, p: Any) -> str:
+        """A parameter's name or number, for errors."""
+        member = next(member for member in self.members() if member.p is p)
+        return str(member.number) if member.name is None else repr(member.name)
 
     def bind_call(
         self,

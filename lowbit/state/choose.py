@@ -9,7 +9,6 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from lowbit import ops, sharding
@@ -117,44 +116,34 @@ def slots_of(
     return tuple(slots)
 
 
-def served_dtypes() -> list[str]:
-    """The dtypes of parameters that can be stepped."""
-    return sorted({entry["dtype"] for entry in ops.entries("param")})
-
-
-def is_served(dtype: torch.dtype) -> bool:
-    """Whether a parameter format stores this dtype."""
-    return str(dtype).removeprefix("torch.") in served_dtypes()
-
-
-def refuse_dtype(p: Tensor, what: str) -> None:
-    """Raises ValueError: no parameter format stores the parameter's dtype."""
-    dtype = str(p.dtype).removeprefix("torch.")
-    raise ValueError(
-        f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served_dtypes())}"
-    )
-
-
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     """The parameter format's name.
 
     "auto" rounds 16-bit parameters stochastically and "nearest" rounds them to nearest;
-    both are plain for float32. A frozen parameter of another dtype, such as quantized weights below
-    an adapter, never steps, and has "float32".
+    both are plain for float32. A frozen parameter that no parameter format, or not this one,
+    stores, such as quantized weights below an adapter, has "float32" until it is trained.
 
     Raises:
-        ValueError: no parameter format, or not this one, stores the parameter's dtype.
+        ValueError: no parameter format, or not this one, stores the dtype of a parameter that is
+            trained.
     """
     dtype = str(p.dtype).removeprefix("torch.")
-    if not is_served(p.dtype):
-        if getattr(p, "requires_grad", True):
-            refuse_dtype(p, what)
-        return "float32"
+    served = sorted({entry["dtype"] for entry in ops.entries("param")})
     if param_format in ("auto", "nearest"):
-        return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
-    if ops.param_format(param_format)["dtype"] != dtype:
+        fits = dtype in served
+    else:
+        fits = ops.param_format(param_format)["dtype"] == dtype
+    if not fits and not getattr(p, "requires_grad", True):
+        return "float32"
+    if dtype not in served:
+        raise ValueError(
+            f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"
+        )
+    if not fits:
         raise ValueError(
             f"{what} is {dtype}, which param_format={param_format!r} does not store"
-            f"; parameters may be {' or '.join(served_dtypes())}"
+            f"; parameters may be {' or '.join(served)}"
         )
+    if param_format in ("auto", "nearest"):
+        return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
     return param_format

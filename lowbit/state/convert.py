@@ -83,7 +83,7 @@ def convert_state(
         jobs.append(_compensation_job(p, lay.compensation, saved, key))
         cleared = lay.compensation.key if jobs[-1].fill is _zero else None
     device = sharding.local(p).device
-    others = of_other_programs(saved, device)
+    others = of_other_programs(saved)
 
     def tensor_for(entry: StateTensor, known: Tensor | None) -> tuple[Tensor, Tensor]:
         """The destination of an entry, as it is kept and its local shard: the live tensor where it
@@ -114,7 +114,11 @@ def convert_state(
                 state[entry.key], here = tensor_for(entry, live.get(entry.key))
                 tensors.append(here)
             job.fill(tensors)
-        return {**state, **{key: value for key, value in others.items() if key not in state}}
+        for key, value in others.items():  # copies too
+            if isinstance(value, Tensor):
+                value = value.to(device, copy=True) if value.ndim else value.clone()
+            state.setdefault(key, value)
+        return state
 
     return run
 

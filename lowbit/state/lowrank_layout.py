@@ -123,7 +123,7 @@ class LowRankLayout(Layout):
 
 def rank_of(group: Mapping[str, Any], shape: Sequence[int], name: str | None, index: int) -> int:
     """The rank of the subspace in which a parameter of this global shape is stepped; 0 for a step
-    without one, as of parameters that `full_precision` or `overrides` keeps in full precision.
+    without one, as where `full_precision` or `overrides` keeps full precision.
     """
     rank = group.get("rank")  # an Adafactor that was pickled before it had a rank has none
     if (

@@ -45,7 +45,7 @@ def quantize_decoded(values: Tensor, slot: Slot) -> list[Tensor]:
     again = ops.dequantize(codes, scales, slot.format, slot.block, values.shape[1])
     rows = ((again != values) & ~(again.isnan() & values.isnan())).any(1).nonzero()[:, 0]
     end = _short_end(slot.format) if info["scale_dtype"] == "float32" else 1.0
-    if not rows.numel() or end in (0.0, 1.0):
+    if not rows.numel() or end == 1.0:
         return [codes, scales]
     some = values[rows].contiguous()
     width = scales.shape[1]
@@ -82,11 +82,12 @@ def _same(a: Tensor, b: Tensor, block: int, width: int) -> Tensor:
 
 @functools.cache
 def _short_end(format: str) -> float:
-    """The magnitude of the end of a map whose other end is 1 or -1; 1 for maps without."""
+    """The magnitude of a signed map's end whose other end is 1 or -1; 1 for all other maps."""
     x = torch.tensor([[1.0, -1.0, *[0.0] * 30]], dtype=torch.float32, device="cpu")
     values = ops.dequantize(*ops.quantize(x, format, 32), format, 32, 32)
-    high, low = values[0, :2].abs().tolist()
-    return min(high, low) if max(high, low) == 1.0 else 1.0
+    high, low = values[0, :2].tolist()
+    signed = low < 0.0 < high and max(high, -low) == 1.0
+    return min(high, -low) if signed else 1.0
 
 
 def fresh_slot(value: float, lay: Layout, slot: Slot, device: torch.device) -> list[Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -208,21 +210,39 @@ def _ways(
             yield Slot(name, info["name"], 0, kind)
 
 
-def of_other_programs(saved: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
-    """The entries of lowbit's own state that lowbit did not make and that stay where they are, such
-    as the slow weights of timm's Lookahead. Entries that lie in a checkpoint are left there.
+def of_other_programs(saved: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries beside lowbit's own state that lowbit did not make, such as the slow weights of
+    timm's Lookahead. Those that lie in a checkpoint are left there.
     """
     if "stream" not in saved:
         return {}
-    names = {"step", "stream", "shape", "param", "projection", "update_norm"}
-    for rule in ops.entries("rules"):
-        names.update(rule["factors"], (slot["name"] for slot in rule["slots"]))
+    own = _own_keys()
     return {
-        key: value.to(device) if isinstance(value, Tensor) and value.ndim else value
+        key: value
         for key, value in saved.items()
-        if not any(key == name or str(key).startswith(f"{name}_") for name in names)
-        and not isinstance(value, (LazyTensor, Mapping))
+        if not own.fullmatch(str(key)) and not isinstance(value, LazyTensor)
     }
+
+
+@functools.cache
+def _own_keys() -> re.Pattern[str]:
+    """Matches the keys that state of any rule in any format has."""
+
+    def any_of(names: Iterable[str]) -> str:
+        return f"(?:{'|'.join(sorted(set(names), key=len, reverse=True))})"
+
+    rules = ops.entries("rules")
+    moments = {slot["name"] for rule in rules for slot in rule["slots"]}
+    moments.update(name for rule in rules for name in rule["factors"])
+    formats = any_of(entry["name"] for entry in ops.entries("state"))
+    params = any_of(entry["name"].removesuffix("_stochastic") for entry in ops.entries("param"))
+    others = any_of(
+        ("step", "stream", "shape", "projection", "update_norm", "second_momentum_buffer")
+    )
+    scale = r"_scale(?:_(?:row|column|tensor|rank1_\d+))?"
+    return re.compile(
+        rf"{others}|param_{params}|{any_of(moments)}(?:_row|_col|_{formats}(?:{scale})?)?"
+    )
 
 
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
 from lowbit.config import arguments, overrides
-from lowbit.state import choose, layout, memory
+from lowbit.state import layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.fresh import fresh_state
 from lowbit.state.layout import Layout, check_stream
@@ -47,6 +47,7 @@ class StatefulOptimizer(Optimizer):
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.layouts: dict[Any, Layout] = {}
+        self._frozen: set[Any] = set()  # parameters that were laid out while they were frozen
         self.flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}  # lowbit.flat.bind
         self._whole_groups: WholeGroups | None = None  # if something shows some at a time
         self.numbered_groups: list[
@@ -116,7 +117,7 @@ class StatefulOptimizer(Optimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("state_memory", "device")  # older pickles have none
-        self.layouts = {}
+        self.layouts, self._frozen = {}, set()
         self._laid_out_for, self._structure = self._decided(), {}
         self.__dict__.setdefault("flat_shards", {})
         if self.__dict__.setdefault("_whole_groups", None) is not None:
@@ -243,15 +244,21 @@ class StatefulOptimizer(Optimizer):
         self.check_structure()
         self._laid_out_for = self._decided()
         self._drop_replaced()
+        self._lay_out_trained()
         if self._unbound():
             self.layouts.clear()  # FSDP1 wrapped the model later, which raises below
         for group, p, lay in self.laid_out():
             if not p.is_meta and (p.requires_grad or p.grad is not None):
                 state = self.state_of(p)
                 if not state or any(key not in state for key in lay.keys):
-                    if not choose.is_served(p.dtype):  # it was frozen until now
-                        choose.refuse_dtype(p, f"parameter {self._what(p)}")
                     self.set_state_of(p, {**self.fresh_state(group, p, lay), **state})
+
+    def _lay_out_trained(self) -> None:
+        """Lays out again once a parameter is trained that was frozen: those may have any dtype."""
+        trained = {p for p in self._frozen if p.requires_grad and not self.state_of(p)}
+        if trained:
+            self._frozen -= trained
+            self.lay_out_again()
 
     def count_states(self) -> int:
         """How many parameters have state. What others keep in `opt.state` under keys of their own,
@@ -363,11 +370,6 @@ class StatefulOptimizer(Optimizer):
                     yield Member(number, p, name, index)
                 index += 1
 
-    def _what(self, p: Any) -> str:
-        """A parameter's name or number, for errors."""
-        member = next(member for member in self.members() if member.p is p)
-        return str(member.number) if member.name is None else repr(member.name)
-
     def laid_out(self) -> Iterable[tuple[dict[str, Any], Any, Layout]]:
         """Every parameter with its group and layout."""
         streams: dict[int, tuple[str, Any]] = {}
@@ -379,6 +381,8 @@ class StatefulOptimizer(Optimizer):
                 what = f"parameter {name!r}" if name else f"parameter {index}"
                 check_place(p, sharding.local(p), what)
                 self.layouts[p] = self.layout_of(group, p, name, index)
+                if not getattr(p, "requires_grad", True):
+                    self._frozen.add(p)
                 reduce_groups(self.layouts[p])  # raises where shards could not agree
             if not complete and name:
                 check_stream(self.layouts[p].stream, name, p, streams, self.warned)

@@ -2,9 +2,14 @@
 checkpointing, two backward passes, and one that was frozen when the hooks were made.
 """
 
+import gc
+
 import pytest
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
 import lowbit
@@ -143,3 +148,73 @@ def test_counts_of_a_layer_called_module():
     accumulator = lowbit.accumulate(net, average=2)
     accumulator.load_state_dict(saved)
     assert accumulator.state_dict() == saved
+
+
+def test_what_autograd_returns_is_not_divided():
+    net = layer()
+    accumulator = lowbit.accumulate(net, "float32", average=4)
+    for i in range(4):
+        with accumulator.micro(last=i == 3):
+            net(torch.ones(8)).sum().backward()
+            (found,) = torch.autograd.grad(net(2 * torch.ones(8)).sum(), net.weight)
+            assert torch.equal(found, torch.full((8, 8), 2.0))
+
+
+def test_validation_goes_on_after_a_parameter_was_unfrozen():
+    net = layer()
+    net.bias.requires_grad_(False)
+    lowbit.accumulate(net)
+    net.bias.requires_grad_(True)
+    with torch.no_grad():
+        net(torch.ones(8))
+    with pytest.raises(RuntimeError, match="'bias' was frozen"):
+        net(torch.ones(8))
+
+
+def test_a_step_that_is_given_up_leaves_no_trace():
+    """By zero_grad(), by remove(), and by an exception in a micro-batch."""
+    net = layer()
+    opt = lowbit.AdamW(net.named_parameters(), lr=0.1)
+    released = lowbit.step_in_backward(net, opt)
+    net(torch.ones(8)).sum().backward()
+    opt.zero_grad()
+    net(torch.ones(8)).sum().backward()
+    released.remove()
+    lowbit.step_in_backward(net, opt)
+    net(torch.ones(8)).sum().backward()
+    opt.step()
+    net = layer()
+    opt = lowbit.AdamW(net.named_parameters(), lr=0.1)
+    accumulator = lowbit.accumulate(net, average=2)
+    lowbit.step_in_backward(net, opt)
+    for broken in (True, False):
+        try:
+            for i in range(2):
+                with accumulator.micro(last=i == 1):
+                    net(torch.ones(8)).sum().backward()
+                    if broken and i == 1:
+                        raise KeyError
+        except KeyError:
+            net.zero_grad()
+    opt.step()
+
+
+@pytest.fixture
+def one_rank():
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    gc.collect()  # gloo aborts where a sharded tensor outlives it
+    dist.destroy_process_group()
+
+
+def test_tensor_parallel_parameters_are_averaged_once(one_rank):
+    net = layer()
+    net.weight = nn.Parameter(distribute_tensor(net.weight.detach(), one_rank, [Replicate()]))
+    net.bias = nn.Parameter(distribute_tensor(net.bias.detach(), one_rank, [Replicate()]))
+    x = distribute_tensor(torch.ones(8), one_rank, [Replicate()])
+    accumulator = lowbit.accumulate(net, "float32", average=2)
+    for i in range(2):
+        with accumulator.micro(last=i == 1):
+            for _ in range(2):
+                net(x).sum().backward()
+    assert torch.equal(net.weight.grad.full_tensor(), torch.full((8, 8), 2.0))

@@ -75,10 +75,10 @@ class Adagrad(LowbitOptimizer):
 
     def share_memory(self) -> None:
         """torch's: moves the state to shared memory, for training by several processes."""
-        for kept in self.state.values():
-            for tensor in kept.values():
-                if isinstance(tensor, Tensor):
-                    tensor.share_memory_()
+        for _, p, lay in self.laid_out():
+            kept = self.state_of(p)
+            for key in ("step", *lay.keys) if kept else ():
+                kept[key].share_memory_()
 
     def initial(self, group: Mapping[str, Any], name: str) -> float:
         return group["initial_accumulator_value"]

@@ -45,7 +45,8 @@ class APOLLO(SubspaceOptimizer):
         weight_decay: decoupled, applied after the update, as in the authors' code; 0 by default.
         rank: of the projection; 256 by default. "quarter" is a quarter of the shorter side; None
             uses no subspace in this group. AdamW steps parameters that are no matrices, are not
-            larger than `rank` on both sides, or are named by `full_precision`.
+            larger than `rank` on both sides, or are kept in full precision by `full_precision` or
+            `overrides`.
         scale: the update is multiplied by its square root; 1 by default.
         scale_type: one step length for each "channel" (default; a row if R >= C, else a column) or
             for the "tensor".

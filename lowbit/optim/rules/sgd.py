@@ -21,9 +21,9 @@ class SGD(LowbitOptimizer):
         params: parameters, (name, parameter) pairs, or group dicts.
         lr: learning rate, a float or a tensor of one element; 1e-3 by default.
         momentum: decay of the running sum of gradients; 0 (default) keeps no state.
-        dampening: the share of the gradient that momentum leaves out, but in the first step; 0 by
-            default. A momentum that is switched on later leaves it out in its first step too, where
-            torch's begins with the whole gradient.
+        dampening: the share of the gradient that momentum leaves out, except in the first step;
+            0 by default. A momentum that is switched on later leaves it out in its first step too,
+            whereas torch's begins with the whole gradient.
         weight_decay: added to the gradient (L2); 0 by default.
         nesterov: True steps by Nesterov's momentum, which needs momentum and no dampening;
             False by default.

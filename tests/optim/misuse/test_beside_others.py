@@ -78,6 +78,23 @@ def test_one_that_is_trained_later_is_refused():
         opt.step()
 
 
+def test_a_format_that_does_not_fit_waits_until_the_parameter_is_trained():
+    frozen = nn.Parameter(torch.zeros(8, 8), requires_grad=False)
+    model = net().bfloat16()
+    named = [("frozen", frozen), *model.named_parameters()]
+    opt = lowbit.AdamW(named, param_format="bfloat16_kahan")
+    frozen.requires_grad_(True)
+    frozen.grad = torch.ones_like(frozen)
+    with pytest.raises(
+        ValueError, match="'frozen' is float32, which param_format='bfloat16_kahan'"
+    ):
+        opt.step()
+    frozen.data, frozen.grad = frozen.data.bfloat16(), None
+    frozen.grad = torch.ones_like(frozen)
+    opt.step()
+    assert "param_bfloat16_kahan" in opt.state[frozen]
+
+
 def test_entries_of_others_are_loaded():
     """As torch's optimizers do: timm's Lookahead keeps its slow weights there."""
     model = net()
@@ -85,13 +102,18 @@ def test_entries_of_others_are_loaded():
     set_gradients(model.parameters(), 0)
     opt.step()
     slow = model.weight.detach().clone()
-    opt.state[model.weight]["slow_buffer"] = slow
+    kept = {"slow_buffer": slow, "step_size": 0.5, "param_ema": slow.clone(), "note": {"a": 1}}
+    opt.state[model.weight].update(kept)
     opt.state["calls"] = torch.ones(3)
     saved = copy.deepcopy(opt.state_dict())
     again = lowbit.AdamW(net().named_parameters())
     again.load_state_dict(saved)
     weight, bias = again.param_groups[0]["params"]
-    assert torch.equal(again.state[weight]["slow_buffer"], slow)
+    for key, value in kept.items():
+        found = again.state[weight][key]
+        assert torch.equal(found, value) if isinstance(value, torch.Tensor) else found == value
+    again.load_state_dict(opt.state_dict())
+    assert again.state[weight]["slow_buffer"] is not slow
     assert again.state[bias].keys() == opt.state[model.bias].keys()
     assert torch.equal(again.state["calls"], torch.ones(3))
     set_gradients([weight, bias], 1)
@@ -178,11 +200,13 @@ def test_full_precision_by_overrides_leaves_the_subspace():
 def test_adagrads_state_in_shared_memory():
     model = net()
     opt = lowbit.Adagrad(model.named_parameters())
+    opt.state["calls"] = 3
     opt.share_memory()
-    assert all(t.is_shared() for kept in opt.state.values() for t in kept.values())
     set_gradients(model.parameters(), 0)
     opt.step()
-    assert all(t.is_shared() for kept in opt.state.values() for t in kept.values())
+    for p in model.parameters():
+        assert opt.state[p]["step"].is_shared()
+        assert all(t.is_shared() for key, t in opt.state[p].items() if key.startswith("sum"))
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float64", "int64"])

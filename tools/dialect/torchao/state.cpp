@@ -3,7 +3,6 @@
 #include <algorithm>
 
 #include "container/manifest/record_reader.h"
-#include "container/manifest/tensor_reader.h"
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/torchao/rank_box.h"
