@@ -116,6 +116,11 @@ def slots_of(
     return tuple(slots)
 
 
+def is_frozen(p: Tensor) -> bool:
+    """Whether no step changes a parameter as it is now: it needs no gradient and has none."""
+    return not getattr(p, "requires_grad", True) and p.grad is None
+
+
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     """The parameter format's name.
 
@@ -133,7 +138,7 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
         fits = dtype in served
     else:
         fits = ops.param_format(param_format)["dtype"] == dtype
-    if not fits and not getattr(p, "requires_grad", True):
+    if not fits and is_frozen(p):
         return "float32"
     if dtype not in served:
         raise ValueError(

@@ -12,7 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
 from lowbit.config import arguments, overrides
-from lowbit.state import layout, memory
+from lowbit.state import choose, layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.fresh import fresh_state
 from lowbit.state.layout import Layout, check_stream
@@ -255,7 +255,7 @@ class StatefulOptimizer(Optimizer):
 
     def _lay_out_trained(self) -> None:
         """Lays out again once a parameter is trained that was frozen: those may have any dtype."""
-        trained = {p for p in self._frozen if p.requires_grad and not self.state_of(p)}
+        trained = {p for p in self._frozen if not (choose.is_frozen(p) or self.state_of(p))}
         if trained:
             self._frozen -= trained
             self.lay_out_again()
@@ -381,7 +381,7 @@ class StatefulOptimizer(Optimizer):
                 what = f"parameter {name!r}" if name else f"parameter {index}"
                 check_place(p, sharding.local(p), what)
                 self.layouts[p] = self.layout_of(group, p, name, index)
-                if not getattr(p, "requires_grad", True):
+                if choose.is_frozen(p):
                     self._frozen.add(p)
                 reduce_groups(self.layouts[p])  # raises where shards could not agree
             if not complete and name:

@@ -390,6 +390,12 @@ def unfrozen() -> None:
     one_pass(model, accumulator)
 
 
+def frozen_since() -> None:
+    model, accumulator = exact("FSDP2")
+    model.tiny.requires_grad_(False)
+    one_pass(model, accumulator)
+
+
 def partly() -> None:
     model = Net().bfloat16()
     fully_shard(model.blocks[0])
@@ -437,6 +443,7 @@ MISHAPS = {
     "FSDP1 no_sync": lambda: no_sync("FSDP1"),
     "FSDP2 no sync": unsynchronized,
     "unfrozen": unfrozen,
+    "frozen since": frozen_since,
     "partly": partly,
     "DDP twice": lambda: twice_in_one("DDP"),
     "FSDP1 twice": lambda: twice_in_one("FSDP1"),

@@ -279,7 +279,9 @@ Status make_target(Conversion& at, const ConvertOptions& options) {
     *at.document = std::move(full.value());
   }
   at.out = *at.document;
-  if (at.to != nullptr) RETURN_IF_ERROR(translate(at, options.wanted));
+  Wanted wanted = options.wanted;
+  wanted.weights = options.weights;
+  if (at.to != nullptr) RETURN_IF_ERROR(translate(at, wanted));
   if (!options.weights.empty()) {
     ASSIGN_OR_RETURN(rounded,
                      with_weights(std::move(at.out), options.weights, options.seed, at.changes));

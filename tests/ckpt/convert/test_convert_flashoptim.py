@@ -293,3 +293,25 @@ def test_scales_are_in_the_dtype_of_the_one_weight(tmp_path):
     ):
         got = convert(tmp_path, case, "flashoptim", *options)["optim"]["state"][0]
         assert got["exp_avg::scales"].dtype == torch.bfloat16
+
+
+def test_scales_are_of_the_weights_dtype_after_rounding(tmp_path):
+    """0.1.4 keeps float16 scales as bits of bfloat16 where the weight is bfloat16, and would take
+    float16 numbers for such bits once torch has cast them. Batch norms stay float32.
+    """
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(torch.nn.Linear(64, 128), torch.nn.BatchNorm1d(128))
+    opt = torch.optim.AdamW(net.named_parameters())
+    net(torch.randn(16, 64)).square().sum().backward()
+    opt.step()
+    content = {"model": net.state_dict(), "optimizer": opt.state_dict()}
+    plain = convert(tmp_path, content, "flashoptim")["optimizer"]["state"]
+    made = convert(tmp_path, content, "flashoptim", "--weights", "bfloat16")
+    assert made["model"]["0.weight"].dtype == torch.bfloat16
+    assert made["model"]["1.weight"].dtype == torch.float32
+    for number, name in enumerate(dict(net.named_parameters())):
+        for moment in ("exp_avg", "exp_avg_sq"):
+            scales = made["optimizer"]["state"][number][f"{moment}::scales"]
+            assert scales.dtype == (torch.bfloat16 if name.startswith("0.") else torch.float16)
+            want = plain[number][f"{moment}::scales"]
+            assert torch.equal(scales.view(torch.int16), want.view(torch.int16))

@@ -18,6 +18,7 @@ struct Wanted {
   bool keep = false;         // never requantize: an error where the bits cannot stay
   bool lossy = false;        // what the target cannot keep may be left out, with a warning
   std::vector<std::string> full_precision;  // patterns of names that stay float32
+  std::string weights;  // what float32 weights become afterwards; "": as they are
 };
 
 struct Dialect {

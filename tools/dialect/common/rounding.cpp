@@ -93,22 +93,6 @@ class Rounded : public Source {
   std::vector<char> stored_, compensation_;
 };
 
-/// Norms that keep running statistics, by the path of their module.
-std::set<std::string> norms_of(const std::vector<Leaf>& leaves) {
-  std::set<std::string> norms;
-  for (const Leaf& leaf : leaves) {
-    const std::string name = leaf.name();
-    for (const std::string_view end : {".running_mean", ".running_var", ".num_batches_tracked"}) {
-      if (name.ends_with(end)) norms.insert(name.substr(0, name.size() - end.size()));
-    }
-  }
-  return norms;
-}
-
-bool is_of_norm(const std::string& name, const std::set<std::string>& norms) {
-  return norms.contains(name.substr(0, name.rfind('.')));
-}
-
 Status check_format(const std::string& format) {
   const std::vector<std::string> all = weight_formats();
   if (std::find(all.begin(), all.end(), format) != all.end()) return fine();
@@ -251,6 +235,21 @@ std::vector<std::string> weight_formats() {
     if (param_info(i).bytes == 2) names.emplace_back(param_info(i).name);
   }
   return names;
+}
+
+std::set<std::string> norms_of(const std::vector<Leaf>& leaves) {
+  std::set<std::string> norms;
+  for (const Leaf& leaf : leaves) {
+    const std::string name = leaf.name();
+    for (const std::string_view end : {".running_mean", ".running_var", ".num_batches_tracked"}) {
+      if (name.ends_with(end)) norms.insert(name.substr(0, name.size() - end.size()));
+    }
+  }
+  return norms;
+}
+
+bool is_of_norm(const std::string& name, const std::set<std::string>& norms) {
+  return norms.contains(name.substr(0, name.rfind('.')));
 }
 
 Result<Document> with_weights(Document document, const std::string& format, uint64_t seed,

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,10 @@ namespace lowbit::ckpt {
 
 /// The names that `--weights` accepts: lowbit's 16-bit parameter formats.
 std::vector<std::string> weight_formats();
+
+/// Norms that keep running statistics, by the path of their module: their weights stay float32.
+std::set<std::string> norms_of(const std::vector<Leaf>& leaves);
+bool is_of_norm(const std::string& weight, const std::set<std::string>& norms);
 
 /// Rounds float32 weights to a format: those that the optimizer's parameters name, or all of the
 /// model's if parameters have no names. The format's compensation goes into lowbit's state. Weights

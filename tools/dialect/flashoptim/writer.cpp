@@ -1,10 +1,12 @@
 // Writing state as FlashOptim keeps it, of either generation.
 #include <algorithm>
 #include <cstring>
+#include <set>
 
 #include "core/half.h"
 #include "core/param/bfloat16.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/common/rounding.h"
 #include "dialect/flashoptim/flashoptim.h"
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
@@ -37,11 +39,15 @@ Result<Form> form_of(const Wanted& wanted) {
 }
 
 /// The weight's dtype, where anything tells it: what is beside it, how a file of 0.1.4 keeps its
-/// scales, or the weight itself.
-Result<const Dtype*> dtype_of(const Model& model, const Weights& weights, const Param& param) {
+/// scales, or the weight itself, as it will be.
+Result<const Dtype*> dtype_of(const Model& model, const Weights& weights, const Wanted& wanted,
+                              const std::set<std::string>& norms, const Param& param) {
   if (const State* beside = beside_of(param))
     return find_dtype(beside->name.starts_with("param_bfloat16") ? "bfloat16" : "float16");
   ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kDtype));
+  if (weight != nullptr && !wanted.weights.empty() && weight->dtype->bytes == 4 &&
+      !is_of_norm(weight->name(), norms))
+    return find_dtype(wanted.weights.starts_with("float16") ? "float16" : "bfloat16");
   if (weight != nullptr) return weight->dtype;
   for (const State& s : param.states) {
     for (const Leaf* leaf : s.leaves) {
@@ -56,6 +62,7 @@ Result<const Dtype*> dtype_of(const Model& model, const Weights& weights, const 
 struct FlashOptimWriter {
   const Model& model;
   const Weights& weights;
+  const std::set<std::string>& norms;
   const Param& param;
   const Form& form;
   const Wanted& wanted;
@@ -75,7 +82,7 @@ struct FlashOptimWriter {
         flat_codes(s, is_signed ? "companded8" : "companded8_unsigned", kFlashBlock).has_value();
     const Dtype* dtype = nullptr;
     if (form.generation == FlashFiles::kNew) {
-      ASSIGN_OR_RETURN(found, dtype_of(model, weights, param));
+      ASSIGN_OR_RETURN(found, dtype_of(model, weights, wanted, norms, param));
       dtype = found;
     }
     if (form.generation == FlashFiles::kNew && dtype == nullptr && !from_flat_scales(s))
@@ -171,7 +178,8 @@ struct FlashOptimWriter {
 };
 
 /// `widths` has how many bytes are beside the weight of each parameter, -1 where nothing is kept.
-Result<Settings> settings_for(const Model& model, const Weights& weights, const Group& group,
+Result<Settings> settings_for(const Model& model, const Weights& weights, const Wanted& wanted,
+                              const std::set<std::string>& norms, const Group& group,
                               const std::vector<int>& widths) {
   const bool own = model.dialect == "flashoptim";
   Settings s = own ? group.settings : settings_elsewhere(group);
@@ -180,7 +188,7 @@ Result<Settings> settings_for(const Model& model, const Weights& weights, const 
                                [&](size_t p) { return widths[p] > 0; });
   for (const size_t p : group.params) {
     if (!any || widths[p] < 0) continue;
-    ASSIGN_OR_RETURN(dtype, dtype_of(model, weights, model.params[p]));
+    ASSIGN_OR_RETURN(dtype, dtype_of(model, weights, wanted, norms, model.params[p]));
     // A float32 weight has nothing beside it whatever the group says.
     if (dtype != nullptr && dtype->bytes == 4) continue;
     if (width >= 0 && width != widths[p])
@@ -208,11 +216,12 @@ Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, Dial
         "--state-format float32");
   Document out = begun(model);
   const Weights weights(model);
+  const std::set<std::string> norms = norms_of(model.rest);
   std::vector<int> widths(model.params.size(), -1);
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Param& param = model.params[i];
     if (!param.known_shape && !param.states.empty()) return no_shape(param);
-    FlashOptimWriter writer{model, weights, param, form, wanted, report, out.leaves};
+    FlashOptimWriter writer{model, weights, norms, param, form, wanted, report, out.leaves};
     bool adam = false;
     for (const State& s : param.states) adam |= s.name == "exp_avg_sq";
     // Only its Adam counts steps.
@@ -229,7 +238,10 @@ Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, Dial
     if (!param.states.empty()) widths[i] = width;
   }
   RETURN_IF_ERROR(add_groups(
-      model, [&](const Group& group) { return settings_for(model, weights, group, widths); },
+      model,
+      [&](const Group& group) {
+        return settings_for(model, weights, wanted, norms, group, widths);
+      },
       out.leaves));
   out.leaves.insert(out.leaves.end(), model.rest.begin(), model.rest.end());
   return out;
