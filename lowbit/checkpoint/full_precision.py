@@ -23,9 +23,8 @@ def get_fp32_model_state_dict(model: nn.Module, opt: LowbitOptimizer) -> dict[st
 
     A parameter whose format has compensation (Kahan, split) gives its full value, under each of its
     names where it is tied. Other floating tensors are widened to float32; float64 and everything
-    else stays as it is. Sharded
-    parameters stay DTensors of the same placement; those of FSDP1 are DTensors sharded on dimension
-    0, which takes a collective. All tensors are copies.
+    else stays as it is. Sharded parameters stay DTensors of the same placement; those of FSDP1 are
+    DTensors sharded on dimension 0, which takes a collective. All tensors are copies.
 
     Args:
         model: as trained; what DDP, FSDP1 and torch.compile put into names is left out.

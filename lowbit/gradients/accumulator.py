@@ -151,7 +151,7 @@ class Accumulator:
             held.clear()
             held.added = held.finished
             held.end()
-        for stepper in {places.stepper_of(p) for p in self._params} - {None}:
+        for stepper in places.steppers_of(self._params):
             stepper.give_up()
         # Under no_sync the DDP reducer takes no part in a pass.
         if self._recovery and (not self._ddp or (self._micro == "last" and self._recovery.began)):
@@ -198,7 +198,7 @@ class Accumulator:
                     p.grad = mine if p.grad is None else p.grad.add_(mine)
         for held in self._params.values():
             held.clear()
-        for stepper in {places.stepper_of(p) for p in self._params} - {None}:
+        for stepper in places.steppers_of(self._params):
             stepper._reduced()  # it waited for the reduction
 
     @torch.no_grad()

@@ -198,12 +198,8 @@ class Sums:
         ]
         if wanted:
             sharding.reduce_over(wanted)
-        device = (
-            self.device
-            or next(
-                iter(joined.values()), torch.zeros((), dtype=torch.float32, device="cpu")
-            ).device
-        )
+        first = next(iter(joined.values()), None)
+        device = self.device or (torch.device("cpu") if first is None else first.device)
         self.parts, self.device = {}, None
         home = device
         if group is not None:

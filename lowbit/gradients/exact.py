@@ -224,7 +224,7 @@ class ExactAccumulator:
         """
         self._sums.clear()
         self._round, self._indices, self._numbered, self._losses = 0, [], False, {}
-        for stepper in {places.stepper_of(p) for p in self._params} - {None}:
+        for stepper in places.steppers_of(self._params):
             stepper.give_up()
         ddp = sharding.is_ddp(self.model)
         if self._recovery and (not ddp or (self._now is not None and self._recovery.began)):

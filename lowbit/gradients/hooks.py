@@ -32,6 +32,11 @@ def stepper_of(p: Tensor) -> Any:
     return None if made is None else made()
 
 
+def steppers_of(params: Iterable[Tensor]) -> set[Any]:
+    """The InBackwards that step any of these parameters."""
+    return {stepper_of(p) for p in params} - {None}
+
+
 def wait_for_copy(p: Tensor) -> None:
     """Returns when a gradient has arrived on the CPU. Under CPUOffloadPolicy torch 2.12 and earlier
     run hooks while the copy from the GPU is still under way.

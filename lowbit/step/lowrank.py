@@ -296,9 +296,8 @@ def _torch_projection(lay: LowRankLayout, refresh: int) -> Tensor:
     generator = torch.Generator().manual_seed(refresh_seed(lay.number_of, refresh))
     rows, cols = lay.own.shape
     shape = (lay.rank, cols) if lay.tall else (rows, lay.rank)
-    drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu") / math.sqrt(
-        lay.rank
-    )
+    drawn = torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
+    drawn = drawn / math.sqrt(lay.rank)
     return drawn.t() if lay.tall else drawn
 
 

@@ -38,31 +38,37 @@ Result<Form> form_of(const Wanted& wanted) {
                    "generation, and float32 and bfloat16 without compression"};
 }
 
-/// The weight's dtype, where anything tells it: what is beside it, how a file of 0.1.4 keeps its
-/// scales, or the weight itself, as it will be.
-Result<const Dtype*> dtype_of(const Model& model, const Weights& weights, const Wanted& wanted,
-                              const std::set<std::string>& norms, const Param& param) {
-  if (const State* beside = beside_of(param))
-    return find_dtype(beside->name.starts_with("param_bfloat16") ? "bfloat16" : "float16");
-  ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kDtype));
-  if (weight != nullptr && !wanted.weights.empty() && weight->dtype->bytes == 4 &&
-      !is_of_norm(weight->name(), norms))
-    return find_dtype(wanted.weights.starts_with("float16") ? "float16" : "bfloat16");
-  if (weight != nullptr) return weight->dtype;
-  for (const State& s : param.states) {
-    for (const Leaf* leaf : s.leaves) {
-      if (model.dialect == "flashoptim" && leaf->name().ends_with("::scales") &&
-          std::string_view(leaf->dtype->name) == "bfloat16")
-        return leaf->dtype;
+/// The dtypes of weights, as they will be.
+struct WeightDtypes {
+  const Model& model;
+  const std::string& rounded;  // --weights
+  const Weights weights{model};
+  const std::set<std::string> norms = norms_of(model.rest);
+
+  /// Where anything tells it: what is beside the weight, how a file of 0.1.4 keeps its scales, or
+  /// the weight itself. Null where nothing does.
+  Result<const Dtype*> of(const Param& param) const {
+    if (const State* beside = beside_of(param))
+      return find_dtype(beside->name.starts_with("param_bfloat16") ? "bfloat16" : "float16");
+    ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kDtype));
+    if (weight != nullptr && !rounded.empty() && weight->dtype->bytes == 4 &&
+        !is_of_norm(weight->name(), norms))
+      return find_dtype(rounded.starts_with("float16") ? "float16" : "bfloat16");
+    if (weight != nullptr) return weight->dtype;
+    for (const State& s : param.states) {
+      for (const Leaf* leaf : s.leaves) {
+        if (model.dialect == "flashoptim" && leaf->name().ends_with("::scales") &&
+            std::string_view(leaf->dtype->name) == "bfloat16")
+          return leaf->dtype;
+      }
     }
+    return nullptr;
   }
-  return nullptr;
-}
+};
 
 struct FlashOptimWriter {
   const Model& model;
-  const Weights& weights;
-  const std::set<std::string>& norms;
+  const WeightDtypes& dtypes;
   const Param& param;
   const Form& form;
   const Wanted& wanted;
@@ -82,7 +88,7 @@ struct FlashOptimWriter {
         flat_codes(s, is_signed ? "companded8" : "companded8_unsigned", kFlashBlock).has_value();
     const Dtype* dtype = nullptr;
     if (form.generation == FlashFiles::kNew) {
-      ASSIGN_OR_RETURN(found, dtype_of(model, weights, wanted, norms, param));
+      ASSIGN_OR_RETURN(found, dtypes.of(param));
       dtype = found;
     }
     if (form.generation == FlashFiles::kNew && dtype == nullptr && !from_flat_scales(s))
@@ -178,8 +184,7 @@ struct FlashOptimWriter {
 };
 
 /// `widths` has how many bytes are beside the weight of each parameter, -1 where nothing is kept.
-Result<Settings> settings_for(const Model& model, const Weights& weights, const Wanted& wanted,
-                              const std::set<std::string>& norms, const Group& group,
+Result<Settings> settings_for(const Model& model, const WeightDtypes& dtypes, const Group& group,
                               const std::vector<int>& widths) {
   const bool own = model.dialect == "flashoptim";
   Settings s = own ? group.settings : settings_elsewhere(group);
@@ -188,7 +193,7 @@ Result<Settings> settings_for(const Model& model, const Weights& weights, const 
                                [&](size_t p) { return widths[p] > 0; });
   for (const size_t p : group.params) {
     if (!any || widths[p] < 0) continue;
-    ASSIGN_OR_RETURN(dtype, dtype_of(model, weights, wanted, norms, model.params[p]));
+    ASSIGN_OR_RETURN(dtype, dtypes.of(model.params[p]));
     // A float32 weight has nothing beside it whatever the group says.
     if (dtype != nullptr && dtype->bytes == 4) continue;
     if (width >= 0 && width != widths[p])
@@ -215,13 +220,12 @@ Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, Dial
         "FlashOptim loads no compressed states from a flattened checkpoint; take "
         "--state-format float32");
   Document out = begun(model);
-  const Weights weights(model);
-  const std::set<std::string> norms = norms_of(model.rest);
+  const WeightDtypes dtypes{model, wanted.weights};
   std::vector<int> widths(model.params.size(), -1);
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Param& param = model.params[i];
     if (!param.known_shape && !param.states.empty()) return no_shape(param);
-    FlashOptimWriter writer{model, weights, norms, param, form, wanted, report, out.leaves};
+    FlashOptimWriter writer{model, dtypes, param, form, wanted, report, out.leaves};
     bool adam = false;
     for (const State& s : param.states) adam |= s.name == "exp_avg_sq";
     // Only its Adam counts steps.
@@ -238,10 +242,7 @@ Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, Dial
     if (!param.states.empty()) widths[i] = width;
   }
   RETURN_IF_ERROR(add_groups(
-      model,
-      [&](const Group& group) {
-        return settings_for(model, weights, wanted, norms, group, widths);
-      },
+      model, [&](const Group& group) { return settings_for(model, dtypes, group, widths); },
       out.leaves));
   out.leaves.insert(out.leaves.end(), model.rest.begin(), model.rest.end());
   return out;
