@@ -18,10 +18,10 @@ import torch
 import torch.distributed as dist
 from deepspeed.accelerator import get_accelerator
 from torch import nn
-from torch.distributed.tensor import DTensor
 
 import lowbit
 import lowbit.integrations.deepspeed
+from lowbit.sharding import whole
 from tests.support.ranks.leaving import leave
 
 # It doubles after two steps.
@@ -178,10 +178,6 @@ def from_lowbit(case: str, folder: pathlib.Path) -> list[int]:
     assert path is not None
     engine.save_checkpoint(str(folder), tag=f"again {case}")
     return [int(state["step"]) for state in opt.state.values()]
-
-
-def whole(t: torch.Tensor) -> torch.Tensor:
-    return t.full_tensor() if isinstance(t, DTensor) else t
 
 
 def client(case: str, folder: pathlib.Path) -> list[float]:

@@ -8,18 +8,13 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, fully_shard
-from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
 import lowbit
+from lowbit.sharding import whole
 from tests.gradients.test_gradients import Net, tokens
 
 Found = dict[str, Any]
-
-
-def whole(t: torch.Tensor) -> torch.Tensor:
-    t = t.detach()
-    return t.full_tensor() if isinstance(t, DTensor) else t
 
 
 def named(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -84,7 +79,7 @@ def optimizer(model: nn.Module, name: str = "AdamW") -> lowbit.LowbitOptimizer:
 
 
 def everything(model: nn.Module, opt: torch.optim.Optimizer) -> dict[str, torch.Tensor]:
-    made = {n: whole(p) for n, p in named(model).items()}
+    made = {n: whole(p.detach()) for n, p in named(model).items()}
     for n, p in named(model).items():
         made |= {f"{n} {key}": whole(t) for key, t in opt.state[p].items()}
     return made

@@ -25,6 +25,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 
 import lowbit
 from lowbit import ops
+from lowbit.sharding import whole
 
 SHAPES = [(448, 896), (360, 1408), (1000, 77), (7, 4096), (3, 5, 64), (1000,)]
 STEPS = 8
@@ -66,11 +67,6 @@ def set_grads(model: nn.Module, step: int) -> None:
         p.grad = grad
 
 
-def whole(t: torch.Tensor) -> torch.Tensor:
-    t = t.detach()
-    return t.full_tensor() if isinstance(t, DTensor) else t
-
-
 def digest(model: nn.Module, opt: torch.optim.Optimizer, without: tuple[str, ...] = ()) -> str:
     h = hashlib.sha256()
     for name, p in model.named_parameters():
@@ -78,7 +74,7 @@ def digest(model: nn.Module, opt: torch.optim.Optimizer, without: tuple[str, ...
         if name in without:
             continue
         for key, t in [("", p), *sorted(opt.state[p].items())]:
-            t = whole(t).contiguous()
+            t = whole(t.detach()).contiguous()
             h.update(f"{name} {key} {t.dtype} {tuple(t.shape)}".encode())
             h.update(t.reshape(-1).view(torch.uint8).numpy().tobytes())
     return h.hexdigest()

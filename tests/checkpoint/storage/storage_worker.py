@@ -18,9 +18,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from lowbit import checkpoint
+from lowbit.sharding import whole
 
 SHAPES = [(512, 512), (77, 1000), (5, 7, 300), (65536,), (3,), (), (2, 300, 64), (0, 4)]
 DTYPES = [torch.float32, torch.bfloat16, torch.uint8]
@@ -53,10 +54,6 @@ def state(dim, seed=0, mesh=None):
         "step": 7 + seed,
         "dtype": torch.bfloat16,
     }
-
-
-def whole(t):
-    return t.full_tensor() if isinstance(t, DTensor) else t
 
 
 def wrong(loaded, seed=0):

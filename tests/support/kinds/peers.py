@@ -20,10 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lowbit import ops
 from tests.support.kinds import runs as run
 from tests.support.kinds.decode import dynamic8, half_step
-from tests.support.peers.files import lpmm_config, stand_in_for_yacs
+from tests.support.peers.files import companded, flash_state, lpmm_config, stand_in_for_yacs
 from tests.support.peers.golden import arrays
 
 MAKERS: dict[str, Callable[[pathlib.Path], None]] = {}
@@ -268,34 +267,21 @@ def split(w: Tensor, dtype: torch.dtype, bits: int) -> tuple[Tensor, Tensor]:
     return p, c.to(torch.int8 if bits == 8 else torch.int16)
 
 
-def companded(x: Tensor, *, signed: bool) -> tuple[Tensor, Tensor]:
-    """Codes and float16 scales in groups of 32 over the flattened tensor."""
-    name = "companded8" if signed else "companded8_unsigned"
-    codes, scales = ops.quantize(x.reshape(1, -1).contiguous(), name, 32)
-    if signed:
-        codes = (codes.short() - 127).to(torch.int8)
-    return codes.reshape(x.shape), scales.reshape(-1)
-
-
 def flash_entry(
     m: Tensor, v: Tensor, c: Tensor | None, dtype: torch.dtype, version: str, compress: bool
 ) -> dict[str, Any]:
-    """A parameter's entry of a saved state: 0.1.4 counts in int64 and hides float16 scales in
-    bfloat16 of the same bits where the parameter is bfloat16; before it steps are float32 and what
-    is not compressed is bfloat16."""
+    """A parameter's entry of a saved state. What is not compressed is bfloat16 before 0.1.4."""
     new = version == "0.1.4"
-    entry: dict[str, Any] = {"step": torch.tensor(3, dtype=torch.int64 if new else torch.float32)}
-    for key, x, signed in (("exp_avg", m, True), ("exp_avg_sq", v, False)):
-        codes, scales = companded(x, signed=signed)
-        if compress:
-            hidden = new and dtype == torch.bfloat16
-            entry[f"{key}::quantized"] = codes
-            entry[f"{key}::scales"] = scales.view(torch.bfloat16) if hidden else scales
-        else:
-            from tests.support.kinds.decode import dequantize
+    codes = {"exp_avg": companded(m, True), "exp_avg_sq": companded(v, False)}
+    if compress:
+        entry = flash_state(codes, new=new, bits16=dtype == torch.bfloat16)
+    else:
+        from tests.support.kinds.decode import dequantize
 
-            kept = {f"{key}::quantized": codes, f"{key}::scales": scales}
-            value = dequantize("flashoptim", kept, x.shape)[key]
+        entry = flash_state({}, new=new, bits16=False)
+        for key, (q, scales) in codes.items():
+            kept = {f"{key}::quantized": q, f"{key}::scales": scales}
+            value = dequantize("flashoptim", kept, m.shape)[key]
             entry[key] = value if new else value.bfloat16()
     if c is not None:
         # torch's cast on loading keeps a number of one byte, and the bits of two.

@@ -117,8 +117,9 @@ def expanded(codes, scales):
 
 
 def flash_state(moments, *, new, bits16, step=3, error=None):
-    """One parameter's entry. `moments`: name -> (codes, float16 scales). `new`: as 0.1.4, else as
-    0.1.3. `bits16`: the weight is bfloat16.
+    """One parameter's entry. `moments`: name -> (codes, float16 scales). `new`: as 0.1.4, which
+    counts steps in int64, else as 0.1.3. `bits16`: the weight is bfloat16, and 0.1.4 hides its
+    scales in bfloat16 of the same bits.
     """
     entry = {"step": torch.tensor(step, dtype=torch.int64 if new else torch.float32)}
     for name, (codes, scales) in moments.items():

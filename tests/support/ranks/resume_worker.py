@@ -20,9 +20,9 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
-from torch.distributed.tensor import DTensor
 
 import lowbit
+from lowbit.sharding import whole
 
 STEPS = 8
 OPTIONS = {"lr": 3e-3, "weight_decay": 0.05, "betas": (0.9, 0.98)}
@@ -67,10 +67,6 @@ def train(net: nn.Module, opt: torch.optim.Optimizer, first: int) -> list[float]
         opt.step()
         losses.append(loss.item())
     return losses
-
-
-def whole(t: torch.Tensor) -> torch.Tensor:
-    return t.full_tensor() if isinstance(t, DTensor) else t
 
 
 def digests(net: nn.Module, opt: torch.optim.Optimizer) -> dict[str, str]:
