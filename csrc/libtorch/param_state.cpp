@@ -12,6 +12,7 @@
 
 #include "catalog/catalog.h"
 #include "catalog/coefficients.h"
+#include "cpu/float_environment.h"
 #include "cpu/step.h"
 #include "policy/full_precision.h"
 #include "policy/names.h"
@@ -137,6 +138,7 @@ void ParamState::step(const ParamStep& s, const RunParts& run) const {
   if (static_cast<int>(s.hyper.size()) != rule_info(rule_).hypers)
     refuse(std::string(rule_info(rule_).name) + " takes other hyperparameters");
   if (numel_ == 0) return;
+  const cpu::FloatEnvironment environment;
   Job job{};
   job.rule = rule_;
   job.param = s.param, job.grad = s.grad;
@@ -162,7 +164,10 @@ void ParamState::step(const ParamStep& s, const RunParts& run) const {
   prepare(job, s.hyper.data(), s.step, s.maximize ? -1.0 : 1.0);
   cpu::lengthen_tiles(job);
   const cpu::Kernels& kernels = cpu::kernels();
-  run(job.tiles(), [&](int64_t begin, int64_t end) { cpu::step(job, begin, end, kernels); });
+  run(job.tiles(), [&](int64_t begin, int64_t end) {
+    const cpu::FloatEnvironment environment;  // of that thread
+    cpu::step(job, begin, end, kernels);
+  });
 }
 
 void write_whole(const std::string& path, const void* data, size_t size) {

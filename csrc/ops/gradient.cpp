@@ -33,9 +33,8 @@ int checked_grad(const char* op, const Tensor& grad, size_t i) {
 void run_cpu(const std::vector<Accumulation>& jobs) {
   const cpu::Kernels& kernels = cpu::kernels();
   for (const Accumulation& job : jobs) {
-    torch::stable::parallel_for(0, job.tiles(), kGrain / kTile, [&](int64_t begin, int64_t end) {
-      cpu::accumulate(job, begin, end, kernels);
-    });
+    parallel_for(job.tiles(), kGrain / kTile,
+                 [&](int64_t begin, int64_t end) { cpu::accumulate(job, begin, end, kernels); });
   }
 }
 
@@ -71,9 +70,11 @@ void accumulate(Tensors buffers, Tensors compensation, Tensors grads, Tensor pla
     Accumulation job{};
     job.rows = row[kRows], job.cols = row[kCols], job.global_cols = row[kGlobalCols];
     job.first = row[kFirst];
-    STD_TORCH_CHECK(job.rows >= 0 && job.cols >= 0 && job.first >= 0, op, ": the plan of buffer ",
-                    i, " has a negative size");
-    const int64_t numel = job.rows * job.cols;
+    int64_t numel = 0;
+    STD_TORCH_CHECK(job.rows >= 0 && job.cols >= 0 && job.first >= 0 &&
+                        job.global_cols >= job.cols &&
+                        !__builtin_mul_overflow(job.rows, job.cols, &numel),
+                    op, ": the plan of buffer ", i, " has a negative or impossible size");
     job.grad_format = checked_grad(op, grads[i], i);
     STD_TORCH_CHECK(buffers[i].scalar_type() == scalar_type(info.dtype) &&
                         buffers[i].is_contiguous() && buffers[i].numel() == numel &&
@@ -124,7 +125,7 @@ Tensor exact_powers(Tensors grads, int64_t power) {
     const int format = checked_grad(op, grads[i], i);
     STD_TORCH_CHECK(grads[i].is_cpu(), op, ": gradient ", i, " is not on the CPU");
     const void* from = grads[i].const_data_ptr();
-    torch::stable::parallel_for(0, grads[i].numel(), kGrain, [&](int64_t begin, int64_t end) {
+    parallel_for(grads[i].numel(), kGrain, [&](int64_t begin, int64_t end) {
       int64_t own[cpu::kSumWords] = {};
       cpu::add_powers(from, format, static_cast<int>(power), begin, end, own, kernels);
       const std::lock_guard lock(mutex);
@@ -147,8 +148,8 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
-  m.impl("accumulate", TORCH_BOX(&lowbit::accumulate));
-  m.impl("exact_powers", TORCH_BOX(&lowbit::exact_powers));
+  m.impl("accumulate", LOWBIT_OPERATOR(accumulate));
+  m.impl("exact_powers", LOWBIT_OPERATOR(exact_powers));
 }
 
-STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) { m.impl("accumulate", TORCH_BOX(&lowbit::accumulate)); }
+STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) { m.impl("accumulate", LOWBIT_OPERATOR(accumulate)); }

@@ -41,6 +41,6 @@ STABLE_TORCH_LIBRARY(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
-  m.impl("catalog", TORCH_BOX(&lowbit::catalog));
-  m.impl("set_isa", TORCH_BOX(&lowbit::set_isa));
+  m.impl("catalog", LOWBIT_OPERATOR(catalog));
+  m.impl("set_isa", LOWBIT_OPERATOR(set_isa));
 }

@@ -26,7 +26,7 @@ int64_t row_grain(int64_t cols) { return kElementGrain / (cols + 1) + 1; }
 template <class Fn>
 void add_words(int64_t count, int64_t grain, int64_t* words, const Fn& fn) {
   std::mutex mutex;
-  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(count, grain, [&](int64_t begin, int64_t end) {
     int64_t own[ExactSum::kWords] = {};
     fn(begin, end, own);
     const std::lock_guard lock(mutex);
@@ -123,7 +123,7 @@ void projection(Tensor out, int64_t seed, int64_t stream, int64_t refresh, int64
       projection_key(static_cast<uint64_t>(seed), static_cast<uint32_t>(refresh),
                      static_cast<uint32_t>(stream), rank);
   auto* p = static_cast<float*>(out.mutable_data_ptr());
-  torch::stable::parallel_for(0, out.size(0), 4096 / (rank + 1) + 1, [&](int64_t from, int64_t to) {
+  parallel_for(out.size(0), 4096 / (rank + 1) + 1, [&](int64_t from, int64_t to) {
     cpu::make_projection(key, begin + from, begin + to, p + from * rank);
   });
 }
@@ -134,20 +134,20 @@ bool singular_vectors(Tensor grad, double g_scale, Tensor out) {
   const bool tall = g.rows >= g.cols;
   const int64_t n = tall ? g.cols : g.rows, blocks = ceil_div(n, kProductRows);
   check(op, "the projection", out, ScalarType::Float, n, -1);
+  STD_TORCH_CHECK(out.size(1) <= n, op, ": a matrix of ", g.rows, " by ", g.cols, " has ", n,
+                  " singular vectors, not ", out.size(1));
   std::vector<double> a(static_cast<size_t>(n * n));
   const auto block = [&](int64_t i) {
     cpu::gram(g, tall, i * kProductRows, std::min(n, (i + 1) * kProductRows), a.data());
   };
   // Rows end at the diagonal: a short block goes with a long one.
-  torch::stable::parallel_for(0, (blocks + 1) / 2, 1, [&](int64_t begin, int64_t end) {
+  parallel_for((blocks + 1) / 2, 1, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end; ++i) {
       block(i);
       if (blocks - 1 - i != i) block(blocks - 1 - i);
     }
   });
-  const auto parallel = [](int64_t count, const cpu::Body& body) {
-    torch::stable::parallel_for(0, count, 16, body);
-  };
+  const auto parallel = [](int64_t count, const cpu::Body& body) { parallel_for(count, 16, body); };
   return cpu::leading_vectors(a.data(), n, out.size(1), static_cast<float*>(out.mutable_data_ptr()),
                               parallel);
 }
@@ -159,7 +159,7 @@ Tensor project_rows(Tensor grad, double g_scale, Tensor p) {
   const int64_t rank = p.size(1);
   Tensor low = made(grad, {g.rows, rank}, ScalarType::Float);
   auto* out = static_cast<float*>(low.mutable_data_ptr());
-  torch::stable::parallel_for(0, g.rows, kProductRows, [&](int64_t begin, int64_t end) {
+  parallel_for(g.rows, kProductRows, [&](int64_t begin, int64_t end) {
     cpu::project_rows(g, from, rank, begin, end, out);
   });
   return low;
@@ -169,9 +169,8 @@ Tensor column_absmax(Tensor grad, double g_scale) {
   const cpu::GradRows g = grad_rows("lowbit::column_absmax", grad, g_scale);
   Tensor absmax = made(grad, {g.cols}, ScalarType::Int);
   auto* out = static_cast<int32_t*>(absmax.mutable_data_ptr());
-  torch::stable::parallel_for(0, g.cols, row_grain(g.rows) + 255, [&](int64_t begin, int64_t end) {
-    cpu::column_absmax(g, begin, end, out);
-  });
+  parallel_for(g.cols, row_grain(g.rows) + 255,
+               [&](int64_t begin, int64_t end) { cpu::column_absmax(g, begin, end, out); });
   return absmax;
 }
 
@@ -183,7 +182,7 @@ Tensor project_columns(Tensor grad, double g_scale, Tensor p, Tensor absmax, int
   const int64_t rank = p.size(1), strips = ceil_div(g.cols, kProductRows);
   Tensor sums = made(grad, {rank, g.cols}, ScalarType::Long);
   auto* out = static_cast<int64_t*>(sums.mutable_data_ptr());
-  torch::stable::parallel_for(0, strips, 1, [&](int64_t begin, int64_t end) {
+  parallel_for(strips, 1, [&](int64_t begin, int64_t end) {
     cpu::project_columns(g, from, rank, static_cast<int>(exponent), bits, begin * kProductRows,
                          std::min(g.cols, end * kProductRows), out);
   });
@@ -198,7 +197,7 @@ Tensor column_values(Tensor sums, Tensor absmax, int64_t exponent) {
   const auto* from = static_cast<const int64_t*>(sums.const_data_ptr());
   Tensor low = made(sums, {rank, cols}, ScalarType::Float);
   auto* out = static_cast<float*>(low.mutable_data_ptr());
-  torch::stable::parallel_for(0, cols, row_grain(rank) + 63, [&](int64_t begin, int64_t end) {
+  parallel_for(cols, row_grain(rank) + 63, [&](int64_t begin, int64_t end) {
     cpu::column_values(from, bits, rank, cols, static_cast<int>(exponent), begin, end, out);
   });
   return low;
@@ -211,14 +210,14 @@ Tensor channel_scales(Tensor n, Tensor low, bool tall) {
   const float* other = floats(op, "L", low, rows, cols);
   Tensor scales = made(n, {tall ? rows : cols}, ScalarType::Float);
   auto* out = static_cast<float*>(scales.mutable_data_ptr());
-  torch::stable::parallel_for(0, tall ? rows : cols, row_grain(tall ? cols : rows) + 63,
-                              [&](int64_t begin, int64_t end) {
-                                if (tall) {
-                                  cpu::row_scales(from, other, cols, begin, end, out);
-                                } else {
-                                  cpu::column_scales(from, other, rows, cols, begin, end, out);
-                                }
-                              });
+  parallel_for(tall ? rows : cols, row_grain(tall ? cols : rows) + 63,
+               [&](int64_t begin, int64_t end) {
+                 if (tall) {
+                   cpu::row_scales(from, other, cols, begin, end, out);
+                 } else {
+                   cpu::column_scales(from, other, rows, cols, begin, end, out);
+                 }
+               });
   return scales;
 }
 
@@ -303,7 +302,7 @@ void apollo_step(Tensor grad, double g_scale, Tensor scales, bool tall, std::vec
   const cpu::Scales s = scales_of(op, scales, g, tall);
   const Scaling c = scaling_of(op, hyper, divisor, step);
   const StoredParam stored(op, param, compensation, format, g, first, seed, stream, step);
-  torch::stable::parallel_for(0, g.rows, row_grain(g.cols), [&](int64_t begin, int64_t end) {
+  parallel_for(g.rows, row_grain(g.cols), [&](int64_t begin, int64_t end) {
     cpu::apollo_step(g, s, c, stored.rows, begin, end);
   });
 }
@@ -319,7 +318,7 @@ void fira_step(Tensor grad, Tensor n, Tensor p, Tensor residual, bool tall,
   const float* rest = floats(op, "the residual", residual, g.rows, g.cols);
   const Scaling c = scaling_of(op, hyper, divisor, step);
   const StoredParam stored(op, param, compensation, format, g, first, seed, stream, step);
-  torch::stable::parallel_for(0, g.rows, kProductRows, [&](int64_t begin, int64_t end) {
+  parallel_for(g.rows, kProductRows, [&](int64_t begin, int64_t end) {
     cpu::fira_step(g, inner, from, rank, tall, c, rest, stored.rows, begin, end);
   });
 }
@@ -357,19 +356,19 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
-  m.impl("projection", TORCH_BOX(&lowbit::projection));
-  m.impl("singular_vectors", TORCH_BOX(&lowbit::singular_vectors));
-  m.impl("project_rows", TORCH_BOX(&lowbit::project_rows));
-  m.impl("column_absmax", TORCH_BOX(&lowbit::column_absmax));
-  m.impl("project_columns", TORCH_BOX(&lowbit::project_columns));
-  m.impl("column_values", TORCH_BOX(&lowbit::column_values));
-  m.impl("channel_scales", TORCH_BOX(&lowbit::channel_scales));
-  m.impl("squares", TORCH_BOX(&lowbit::squares));
-  m.impl("tensor_scale", TORCH_BOX(&lowbit::tensor_scale));
-  m.impl("apollo_norm", TORCH_BOX(&lowbit::apollo_norm));
-  m.impl("fira_norm", TORCH_BOX(&lowbit::fira_norm));
-  m.impl("exact_norm", TORCH_BOX(&lowbit::exact_norm));
-  m.impl("limit", TORCH_BOX(&lowbit::limit));
-  m.impl("apollo_step", TORCH_BOX(&lowbit::apollo_step));
-  m.impl("fira_step", TORCH_BOX(&lowbit::fira_step));
+  m.impl("projection", LOWBIT_OPERATOR(projection));
+  m.impl("singular_vectors", LOWBIT_OPERATOR(singular_vectors));
+  m.impl("project_rows", LOWBIT_OPERATOR(project_rows));
+  m.impl("column_absmax", LOWBIT_OPERATOR(column_absmax));
+  m.impl("project_columns", LOWBIT_OPERATOR(project_columns));
+  m.impl("column_values", LOWBIT_OPERATOR(column_values));
+  m.impl("channel_scales", LOWBIT_OPERATOR(channel_scales));
+  m.impl("squares", LOWBIT_OPERATOR(squares));
+  m.impl("tensor_scale", LOWBIT_OPERATOR(tensor_scale));
+  m.impl("apollo_norm", LOWBIT_OPERATOR(apollo_norm));
+  m.impl("fira_norm", LOWBIT_OPERATOR(fira_norm));
+  m.impl("exact_norm", LOWBIT_OPERATOR(exact_norm));
+  m.impl("limit", LOWBIT_OPERATOR(limit));
+  m.impl("apollo_step", LOWBIT_OPERATOR(apollo_step));
+  m.impl("fira_step", LOWBIT_OPERATOR(fira_step));
 }

@@ -163,9 +163,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) {
-  m.impl("lowrank_pass", TORCH_BOX(&lowbit::lowrank_pass));
+  m.impl("lowrank_pass", LOWBIT_OPERATOR(lowrank_pass));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
-  m.impl("lowrank_room", TORCH_BOX(&lowbit::lowrank_room));
+  m.impl("lowrank_room", LOWBIT_OPERATOR(lowrank_room));
 }

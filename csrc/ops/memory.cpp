@@ -12,7 +12,8 @@ namespace {
 
 int64_t bytes_of(torch::headeronly::ScalarType dtype) {
   using torch::headeronly::ScalarType;
-  if (dtype == ScalarType::Float) return 4;
+  if (dtype == ScalarType::Long) return 8;
+  if (dtype == ScalarType::Float || dtype == ScalarType::Int) return 4;
   return dtype == ScalarType::BFloat16 || dtype == ScalarType::Half ? 2 : 1;
 }
 
@@ -33,14 +34,18 @@ Tensor allocate(std::vector<int64_t> size, std::string dtype, int64_t device, st
   const torch::headeronly::ScalarType type = scalar_type(dtype.c_str());
   std::vector<int64_t> strides(size.size());
   int64_t numel = 1;
-  for (size_t d = size.size(); d-- > 0; numel *= size[d]) {
-    STD_TORCH_CHECK(size[d] > 0, op, ": dimension ", d, " has the length ", size[d]);
+  for (size_t d = size.size(); d-- > 0;) {
     strides[d] = numel;
+    STD_TORCH_CHECK(size[d] > 0 && !__builtin_mul_overflow(numel, size[d], &numel), op,
+                    ": dimension ", d, " has the length ", size[d]);
   }
+  int64_t bytes = 0;
+  STD_TORCH_CHECK(!__builtin_mul_overflow(numel, bytes_of(type), &bytes), op, ": ", numel,
+                  " elements are too many");
   const cuda::Library& library = cuda::library();
   STD_TORCH_CHECK(library.error == nullptr, op, ": ", library.error);
-  CudaBlock block{static_cast<int>(device), memory == "managed" ? kManaged : kPinned,
-                  numel * bytes_of(type), nullptr};
+  CudaBlock block{static_cast<int>(device), memory == "managed" ? kManaged : kPinned, bytes,
+                  nullptr};
   torch::stable::accelerator::DeviceGuard guard(block.device);
   const char* error = library.allocate(&block);
   STD_TORCH_CHECK(error == nullptr, op, ": ", error);
@@ -59,5 +64,5 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
-  m.impl("allocate", TORCH_BOX(&lowbit::allocate));
+  m.impl("allocate", LOWBIT_OPERATOR(allocate));
 }

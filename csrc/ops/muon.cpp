@@ -13,9 +13,7 @@ using torch::headeronly::ScalarType;
 
 constexpr int64_t kSmall = 1 << 18;  // elements of a matrix up to which several go side by side
 
-void over_threads(int64_t count, const cpu::Body& body) {
-  torch::stable::parallel_for(0, count, 1, body);
-}
+void over_threads(int64_t count, const cpu::Body& body) { parallel_for(count, 1, body); }
 
 /// Orthogonalizes the matrices of the last two dimensions in place.
 void newton_schulz(Tensor x, std::vector<double> coefficients, double factor, double eps) {
@@ -91,7 +89,7 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
-  m.impl("newton_schulz", TORCH_BOX(&lowbit::newton_schulz));
-  m.impl("normalize_rows", TORCH_BOX(&lowbit::normalize_rows));
-  m.impl("bfloat16_product", TORCH_BOX(&lowbit::bfloat16_product));
+  m.impl("newton_schulz", LOWBIT_OPERATOR(newton_schulz));
+  m.impl("normalize_rows", LOWBIT_OPERATOR(normalize_rows));
+  m.impl("bfloat16_product", LOWBIT_OPERATOR(bfloat16_product));
 }

@@ -108,7 +108,7 @@ Tensor bfloat16_product_on_gpu(Tensor a, Tensor b) {
 }  // namespace lowbit
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) {
-  m.impl("newton_schulz", TORCH_BOX(&lowbit::newton_schulz_on_gpu));
-  m.impl("normalize_rows", TORCH_BOX(&lowbit::normalize_rows_on_gpu));
-  m.impl("bfloat16_product", TORCH_BOX(&lowbit::bfloat16_product_on_gpu));
+  m.impl("newton_schulz", LOWBIT_OPERATOR(newton_schulz_on_gpu));
+  m.impl("normalize_rows", LOWBIT_OPERATOR(normalize_rows_on_gpu));
+  m.impl("bfloat16_product", LOWBIT_OPERATOR(bfloat16_product_on_gpu));
 }

@@ -11,9 +11,11 @@
 #include <cstring>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "catalog/catalog.h"
+#include "cpu/float_environment.h"
 
 namespace lowbit {
 
@@ -58,11 +60,33 @@ inline int checked_param(const char* op, int64_t number) {
   return checked_number(op, "parameter format", number, param_count());
 }
 
+/// A function as an operator: it computes in the default floating-point environment.
+template <auto function>
+struct Operator;
+template <class Result, class... Arguments, Result (*function)(Arguments...)>
+struct Operator<function> {
+  static Result call(Arguments... arguments) {
+    const cpu::FloatEnvironment environment;
+    return function(std::forward<Arguments>(arguments)...);
+  }
+};
+#define LOWBIT_OPERATOR(function) TORCH_BOX(&lowbit::Operator<&lowbit::function>::call)
+
+/// In parallel over ranges of [0, count) of at least `grain` where there are so many:
+/// body(begin, end), on threads that have floating-point environments of their own.
+template <class Body>
+void parallel_for(int64_t count, int64_t grain, const Body& body) {
+  torch::stable::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
+    const cpu::FloatEnvironment environment;
+    body(begin, end);
+  });
+}
+
 /// One row after another, tile by tile, in parallel over rows: kernel(row, column, length).
 template <class Kernel>
 void for_tiles(int64_t rows, int64_t cols, int64_t tile, const Kernel& kernel) {
   const int64_t grain = std::max<int64_t>(1, 16384 / std::max<int64_t>(cols, 1));
-  torch::stable::parallel_for(0, rows, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(rows, grain, [&](int64_t begin, int64_t end) {
     for (int64_t row = begin; row < end; ++row) {
       for (int64_t col = 0; col < cols; col += tile)
         kernel(row, col, static_cast<int>(std::min<int64_t>(tile, cols - col)));

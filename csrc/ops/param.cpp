@@ -79,6 +79,6 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
-  m.impl("join", TORCH_BOX(&lowbit::join));
-  m.impl("split", TORCH_BOX(&lowbit::split));
+  m.impl("join", LOWBIT_OPERATOR(join));
+  m.impl("split", LOWBIT_OPERATOR(split));
 }

@@ -42,19 +42,43 @@ const PlanRow* checked_plan(const Tensor& plan, int64_t n) {
   return reinterpret_cast<const PlanRow*>(plan.const_data_ptr<int64_t>());
 }
 
+/// Whether the matrices of factored moments are all of the local part.
+bool matrices_fit(const Job& job) {
+  int64_t rows = 0;
+  if (job.rows == 0 || job.cols == 0) return true;
+  return job.inner_cols > 0 && job.cols % job.inner_cols == 0 &&
+         !__builtin_mul_overflow(job.batches, job.inner_rows, &rows) &&
+         rows == job.rows * (job.cols / job.inner_cols);
+}
+
+/// Whether the local dimensions, which scales of rank 1 go by, are those of the rows and columns.
+bool dims_fit(const Job& job, const PlanRow& row) {
+  if (row.dims < 2 || row.dim[0] != job.rows) return false;
+  int64_t cols = 1;
+  for (int64_t d = 1; d < row.dims; ++d) {
+    if (row.dim[d] < 0 || __builtin_mul_overflow(cols, row.dim[d], &cols)) return false;
+  }
+  return cols == job.cols;
+}
+
 /// Rows and sizes of a job, from its row of the plan.
-void read_shape(Job& job, const PlanRow& row, size_t i) {
+void read_shape(Job& job, const RuleInfo& rule, const PlanRow& row, size_t i) {
   job.rows = row.rows, job.cols = row.cols, job.global_cols = row.global_cols;
   job.first = row.first, job.numel = row.numel;
   job.batches = row.batches, job.inner_rows = row.inner_rows, job.inner_cols = row.inner_cols;
   job.global_inner_rows = row.global_inner_rows, job.global_inner_cols = row.global_inner_cols;
   job.front = row.front, job.back = row.back, job.cut = static_cast<int>(row.cut);
+  int64_t numel = 0;
   STD_TORCH_CHECK(job.rows >= 0 && job.cols >= 0 && job.first >= 0 && job.global_cols >= job.cols &&
-                      job.batches >= 0 && job.inner_rows >= 0 && job.inner_cols >= 0 &&
-                      row.dims >= 0 && row.dims <= PlanRow::kMaxDims && job.front >= 0 &&
-                      job.back >= 0 && row.cut >= 0 && row.cut < kCuts &&
+                      !__builtin_mul_overflow(job.rows, job.cols, &numel) && job.batches >= 0 &&
+                      job.inner_rows >= 0 && job.inner_cols >= 0 && row.dims >= 0 &&
+                      row.dims <= PlanRow::kMaxDims && job.front >= 0 && job.back >= 0 &&
+                      row.cut >= 0 && row.cut < kCuts &&
                       (job.front + job.back == 0 || job.front + job.back < job.rows * job.cols) &&
-                      job.front <= job.cols && job.back <= job.cols,
+                      job.front <= job.cols && job.back <= job.cols &&
+                      (job.cut != kCutAll || job.global_cols == 0 ||
+                       job.first % job.global_cols <= job.global_cols - job.cols) &&
+                      (rule.factors == 0 || matrices_fit(job)),
                   kOp, ": the plan of parameter ", i, " has a negative or impossible size");
 }
 
@@ -168,6 +192,8 @@ class StateReader {
     } else if (slot.kind == kColumn) {
       slot.col_absmax = absmax(job.cols);
     } else if (slot.kind == kRank1) {
+      STD_TORCH_CHECK(dims_fit(job, row), kOp, ": the dimensions of parameter ", i,
+                      " are not those of its rows and columns");
       state.dims.assign(row.dim, row.dim + row.dims);
       slot.row_absmax = absmax(job.rows);
       for (int64_t d = 1; d < row.dims; ++d) slot.col_absmax = absmax(row.dim[d]);
@@ -187,8 +213,9 @@ class StateReader {
 /// Elements of parameter and gradient.
 int64_t here(const Job& job) { return job.rows * job.cols - job.front - job.back; }
 
-void read_param(Job& job, const PlanRow& row, const Tensor& param, size_t i, const Device& device) {
-  read_shape(job, row, i);
+void read_param(Job& job, const RuleInfo& rule, const PlanRow& row, const Tensor& param, size_t i,
+                const Device& device) {
+  read_shape(job, rule, row, i);
   job.random.stream = static_cast<uint32_t>(row.stream);
   job.param_format = static_cast<int>(row.param_format);
   STD_TORCH_CHECK(row.param_format >= 0 && row.param_format < param_count(), kOp, ": parameter ", i,
@@ -247,7 +274,7 @@ Plan make_plan(const StepTensors& tensors) {
     if (i % kTouchAhead == 0) state.touch_next(kTouchAhead);
     Job& job = plan.jobs[i];
     job.rule = plan.rule;
-    read_param(job, rows[i], tensors.params[i], i, plan.device);
+    read_param(job, rule, rows[i], tensors.params[i], i, plan.device);
     read_slots(job, rule, rows[i], i);
     state.read(rule, rows[i], i);
     plan.steps[i] = checked_step(tensors.steps[i], i, plan.device);
@@ -308,7 +335,7 @@ std::vector<int64_t> workspace_sizes(int64_t number, Tensor plan) {
   WorkspaceSizes sizes{};
   for (size_t i = 0; i < static_cast<size_t>(plan.size(0)); ++i) {
     Job job{};
-    read_shape(job, rows[i], i);
+    read_shape(job, rule, rows[i], i);
     read_slots(job, rule, rows[i], i);
     place(job, rule, rows[i].dims > 2, Workspace{}, sizes);
   }

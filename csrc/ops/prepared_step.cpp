@@ -134,9 +134,9 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
-  m.impl("step_prepare", TORCH_BOX(&lowbit::step_prepare));
-  m.impl("step_discard", TORCH_BOX(&lowbit::step_discard));
-  m.impl("step_take", TORCH_BOX(&lowbit::step_take));
-  m.impl("step_take_table", TORCH_BOX(&lowbit::step_take_table));
-  m.impl("step_prepared", TORCH_BOX(&lowbit::step_prepared));
+  m.impl("step_prepare", LOWBIT_OPERATOR(step_prepare));
+  m.impl("step_discard", LOWBIT_OPERATOR(step_discard));
+  m.impl("step_take", LOWBIT_OPERATOR(step_take));
+  m.impl("step_take_table", LOWBIT_OPERATOR(step_take_table));
+  m.impl("step_prepared", LOWBIT_OPERATOR(step_prepared));
 }

@@ -167,13 +167,13 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) {
-  m.impl("quantize", TORCH_BOX(&lowbit::quantize));
-  m.impl("dequantize", TORCH_BOX(&lowbit::dequantize));
-  m.impl("quantize_given", TORCH_BOX(&lowbit::quantize_given));
-  m.impl("dequantize_given", TORCH_BOX(&lowbit::dequantize_given));
+  m.impl("quantize", LOWBIT_OPERATOR(quantize));
+  m.impl("dequantize", LOWBIT_OPERATOR(dequantize));
+  m.impl("quantize_given", LOWBIT_OPERATOR(quantize_given));
+  m.impl("dequantize_given", LOWBIT_OPERATOR(dequantize_given));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) {
-  m.impl("quantize", TORCH_BOX(&lowbit::quantize));
-  m.impl("dequantize", TORCH_BOX(&lowbit::dequantize));
+  m.impl("quantize", LOWBIT_OPERATOR(quantize));
+  m.impl("dequantize", LOWBIT_OPERATOR(dequantize));
 }

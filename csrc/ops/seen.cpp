@@ -57,7 +57,7 @@ bool SeenTensors::unchanged() const {
   const auto count = static_cast<int64_t>(tensors_.size());
   std::atomic<bool> good = true;
   constexpr int64_t kGrain = 2048;
-  torch::stable::parallel_for(0, count, kGrain, [&](int64_t begin, int64_t end) {
+  parallel_for(count, kGrain, [&](int64_t begin, int64_t end) {
     for (int64_t i = begin; i < end && good.load(std::memory_order_relaxed); ++i) {
       if (i + kAhead < end) {
         const auto next = static_cast<size_t>(i + kAhead);

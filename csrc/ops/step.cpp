@@ -120,11 +120,11 @@ STABLE_TORCH_LIBRARY_FRAGMENT(lowbit, m) {
   m.def("workspace_regions(int rule, Tensor plan, int phase) -> int[]");
 }
 
-STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) { m.impl("step", TORCH_BOX(&lowbit::step)); }
+STABLE_TORCH_LIBRARY_IMPL(lowbit, CPU, m) { m.impl("step", LOWBIT_OPERATOR(step)); }
 
-STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) { m.impl("step", TORCH_BOX(&lowbit::step)); }
+STABLE_TORCH_LIBRARY_IMPL(lowbit, CUDA, m) { m.impl("step", LOWBIT_OPERATOR(step)); }
 
 STABLE_TORCH_LIBRARY_IMPL(lowbit, CompositeExplicitAutograd, m) {
-  m.impl("workspace_sizes", TORCH_BOX(&lowbit::workspace_sizes));
-  m.impl("workspace_regions", TORCH_BOX(&lowbit::workspace_regions));
+  m.impl("workspace_sizes", LOWBIT_OPERATOR(workspace_sizes));
+  m.impl("workspace_regions", LOWBIT_OPERATOR(workspace_regions));
 }

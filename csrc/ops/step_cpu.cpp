@@ -23,7 +23,7 @@ void for_parts(std::vector<Job>& jobs, int64_t grain, const Count& count, const 
   std::vector<int64_t> ends(jobs.size());  // running sum of parts
   int64_t parts = 0;
   for (size_t i = 0; i < jobs.size(); ++i) ends[i] = parts += count(jobs[i]);
-  torch::stable::parallel_for(0, parts, grain, [&](int64_t begin, int64_t end) {
+  parallel_for(parts, grain, [&](int64_t begin, int64_t end) {
     size_t i =
         static_cast<size_t>(std::upper_bound(ends.begin(), ends.end(), begin) - ends.begin());
     for (int64_t at = begin; at < end; at = ends[i++]) {

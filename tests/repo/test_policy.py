@@ -198,13 +198,15 @@ def decided_by_tool(tool, folder, name, state_format, shape):
 
 def front(folder, archive):
     """The program of the C++ front end, linked with that library."""
-    source = ROOT / "tests" / "cpp" / "front" / "policy.cpp"
+    csrc = ROOT / "csrc"
     program = folder / "front"
     run(
         COMPILER,
         "-std=c++20",
-        f"-I{ROOT / 'csrc' / 'libtorch'}",
-        source,
+        f"-I{csrc / 'libtorch'}",
+        f"-I{csrc}",
+        ROOT / "tests" / "cpp" / "front" / "policy.cpp",
+        csrc / "libtorch" / "param_state.cpp",
         archive,
         "-pthread",
         "-o",

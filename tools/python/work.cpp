@@ -6,6 +6,8 @@
 #include <optional>
 #include <thread>
 
+#include "cpu/float_environment.h"
+
 namespace lowbit::ckpt::python {
 namespace {
 
@@ -45,6 +47,7 @@ void run(PyObject* callback, const std::function<Status(const Progress&)>& work)
   Status done = fine();
   bool raised = false;  // in this thread, which runs nothing of Python's any more
   std::thread worker([&] {
+    const cpu::FloatEnvironment environment;  // threads that it begins have it too
     Status result = fine();
     try {
       result = work([&desk](uint64_t d, uint64_t t) { return desk.progress(d, t); });
