@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     add("model", metavar="MODEL", help="a folder of transformers, or its config.json")
     add("--optimizer", default="AdamW", metavar="NAME", help="a class of lowbit (AdamW)")
     add("--ranks", type=int, default=1, metavar="N", help="ranks of fully_shard (1)")
-    add("--dtype", choices=DTYPES, help="of the weights (the configuration's)")
+    add("--dtype", choices=DTYPES, help="dtype of the weights (the configuration's)")
     add("--state-format", metavar="FORMAT", help="the optimizer's state_format (8bit)")
     add("--param-format", metavar="FORMAT", help="the optimizer's param_format (auto)")
     add(
@@ -78,15 +78,23 @@ def _parser() -> argparse.ArgumentParser:
         "--ema",
         choices=tuple(FORMATS),
         default=False,
-        help="averages of weights, as lowbit.EMA keeps them",
+        help="count the averages of lowbit.EMA in this format",
     )
-    add("--device-memory", metavar="SIZE", help="does it fit on one card of this size? 24GiB")
+    add(
+        "--device-memory",
+        metavar="SIZE",
+        help="memory of one card, such as 24GiB: does the run fit?",
+    )
     add("--context", type=int, metavar="N", help="tokens of a sequence")
     add("--micro-batch", type=int, default=1, metavar="N", help="sequences of a forward pass (1)")
     add("--checkpointing", action="store_true", help="layers are recomputed in the backward pass")
     add("--loss-chunk", type=int, metavar="N", help="positions whose logits exist at once (all)")
     add("--step-in-backward", action="store_true", help="gradients are freed as they are used")
-    add("--waiting", metavar="SIZE", help="and so many bytes of them wait for their steps (none)")
+    add(
+        "--waiting",
+        metavar="SIZE",
+        help="bytes of gradients that may wait for their steps (none)",
+    )
     add("--state-memory", metavar="MEMORY", help="the optimizer's state_memory (device)")
     add(
         "--option",

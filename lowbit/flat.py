@@ -136,7 +136,7 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
         that one rank has whole) is the optimizer's own, which the next step changes.
 
     Raises:
-        TypeError: `opt` is no optimizer of lowbit.
+        TypeError: `opt` is not an optimizer of lowbit.
         ValueError: `param_names` is True and a parameter has no name.
     """
     _check_own(opt)
@@ -215,7 +215,7 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
         state_dict: state by the names of the original parameters, as DTensors or whole tensors.
 
     Raises:
-        TypeError: `opt` is no optimizer of lowbit.
+        TypeError: `opt` is not an optimizer of lowbit.
         ValueError: the number of groups differs, no group has a parameter, the parameters of a
             group had different settings, a parameter has no state, or state has an unknown layout.
     """

@@ -1,4 +1,4 @@
-"""Muon under FSDP2, with AdamW for what is no hidden matrix: momentum in 8 bits. A second run
+"""Muon under FSDP2, with AdamW for what is not a hidden matrix: momentum in 8 bits. A second run
 resumes on any number of ranks.
 
 torchrun --nproc-per-node 2 recipes/muon.py

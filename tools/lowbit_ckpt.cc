@@ -38,7 +38,7 @@ int ended(const lowbit::ckpt::Status& done) {
   return static_cast<int>(done.error().code);
 }
 
-/// What to say where the first argument is no command; empty where it is one, or there is none.
+/// What to say where the first argument is not a command; empty where it is one, or there is none.
 std::string unknown_command(const CLI::App& app) {
   const std::vector<std::string> rest = app.remaining();
   if (!app.get_subcommands().empty() || rest.empty() || rest.front().starts_with('-')) return "";

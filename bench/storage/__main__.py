@@ -1,4 +1,4 @@
-"""`python -m bench.storage`. Ranks that it starts import `measured`, which is no main module."""
+"""`python -m bench.storage`. Ranks that it starts import `measured`, which is not a main module."""
 
 from bench.storage.measured import main
 

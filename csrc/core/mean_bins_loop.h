@@ -1,6 +1,6 @@
 // bin_add and bin_mean of core/mean_bins.h for many elements: loops that compilers turn into vectors.
 // What is rare takes bin_add or bin_mean itself: addends that are not finite, words that have met one,
-// and means that are no normal float.
+// and means that are not normal floats.
 //
 // A mean is divided in doubles. The sum of the two bins is s + e exactly, s = high 2^W + low rounded,
 // q = s / divisor nearly, and r = s - q divisor exactly: q is cut in two parts of 29 and 24 bits, whose

@@ -26,7 +26,7 @@ namespace {
 }
 
 /// Whether a step without measurements, rounding to the nearest, keeps a state so.
-bool is_served(const StateSpec& spec) {
+bool is_supported(const StateSpec& spec) {
   return !spec.factored() && (spec.scale == "none" || spec.scale == "block") &&
          spec.rounding == "nearest";
 }
@@ -41,7 +41,7 @@ int find_grad(const std::string& dtype) {
   for (int i = 0; i < grad_count(); ++i) {
     if (dtype == grad_dtype(i)) return i;
   }
-  refuse("a gradient is " + dtype + ", which is not served");
+  refuse("a gradient is " + dtype + ", which lowbit does not support");
 }
 
 }  // namespace
@@ -77,8 +77,8 @@ ParamState::ParamState(const std::string& rule, const std::vector<int64_t>& shap
   for (int k = 0; k < info.slots; ++k) {
     const lowbit::Slot& slot = info.slot[k];
     std::optional<StateSpec> spec = state_spec(options.state_format, slot.is_signed);
-    if (!spec || !is_served(*spec))
-      refuse("'" + options.state_format + "' is no state format, or not one that C++ serves");
+    if (!spec || !is_supported(*spec))
+      refuse("'" + options.state_format + "' is not a state format, or not one that C++ supports");
     if (slot.is_signed && !state_info(find_state(spec->format)).is_signed)
       refuse(std::string(slot.name) + " has negative values, which the unsigned format " +
              spec->format + " cannot hold");

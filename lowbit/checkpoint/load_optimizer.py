@@ -67,7 +67,7 @@ def load_optimizer(
     quantized here, and of settings in which the groups that come together here differ.
 
     Raises:
-        TypeError: `opt` is no optimizer of lowbit, `path` no path, or `optimizer` no text.
+        TypeError: `opt` is not an optimizer of lowbit, `path` not a path, or `optimizer` not text.
         ValueError: the checkpoint has several optimizers and `optimizer` is None, or none under
             that name; a parameter has no state there, or state of an unknown layout; or it cannot
             be known which parameter is which. Nothing was changed.
@@ -94,7 +94,7 @@ def load_optimizer(
     remote, path = is_url(path), os.fspath(path)
     if remote:
         with Opened(path, storage_options) as name:
-            # What lies inside a zip is no object of the store's.
+            # What lies inside a zip is not an object of the store.
             there = ".zip/" in os.fsdecode(path) or location(name).info("").kind != MISSING
     else:
         there = _exists(local_path(path))

@@ -1,6 +1,4 @@
-"""Names of other libraries' optimizers that lowbit writes otherwise: asking for one says what to
-write.
-"""
+"""Names of other libraries that lowbit lacks: the error says what to write instead."""
 
 from __future__ import annotations
 

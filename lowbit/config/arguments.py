@@ -18,8 +18,7 @@ from lowbit.config.overrides import check as check_overrides
 from lowbit.config.overrides import check_together
 from lowbit.config.types import ParamFormat, StateFormat, StateMemory
 
-# Group entries that decide the layout of state. The live optimizer's count;
-# a loaded state dict does not change them.
+# Group entries that decide the layout of state. Loading a state dict does not change them.
 STRUCTURE = (
     "state_format",
     "param_format",
@@ -48,8 +47,8 @@ class Options(TypedDict, total=False):
 
 
 class AllOptions(Options, total=False):
-    """Those, and torch's that every optimizer takes too,
-    where no optimizer of torch says in which order.
+    """`Options`, plus the torch options that every optimizer takes. For optimizers that torch does
+    not have, so that no order of arguments is given.
     """
 
     foreach: bool | None
@@ -73,10 +72,11 @@ _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
 def lists(options: type, defaults: Mapping[str, Any] = DEFAULTS) -> Callable[[_Init], _Init]:
-    """For a constructor that ends in `**options: Unpack[...]` of that TypedDict:
-    `inspect.signature` and `help` show each of them, with its default.
+    """Decorates a constructor that ends in `**options: Unpack[...]`, so that `inspect.signature`
+    and `help` list each option with its default.
 
     Args:
+        options: the TypedDict that is unpacked.
         defaults: of the options, in the order that signatures show them;
             those of every optimizer by default.
     """
@@ -200,7 +200,7 @@ def check_shared(group: Mapping[str, Any]) -> None:
 
 
 def check_seed(seed: Any) -> None:
-    """Raises TypeError if a seed is no int, ValueError if it has more than 64 bits."""
+    """Raises TypeError if a seed is not an int, ValueError if it has more than 64 bits."""
     if not isinstance(seed, Integral):
         raise TypeError(f"seed should be an int but is: {seed!r}")
     if not -(1 << 63) <= int(seed) < 1 << 63:
@@ -237,8 +237,8 @@ def warn_of_typos(group: Mapping[str, Any], known: Iterable[str], warned: set[st
         meant = "" if inside else did_you_mean(key, names, cutoff=0.8)
         if meant:
             message = (
-                f"a parameter group has an entry {key!r}, which is no option and has no "
-                f"effect{meant}"
+                f"a parameter group has an entry {key!r}, which is not an option, "
+                f"so it has no effect{meant}"
             )
             warn_once(warned, f"entry {key}", message)
 
@@ -291,7 +291,9 @@ def check_above(**values: float) -> None:
 
 
 def check_nesterov(group: Mapping[str, Any]) -> None:
-    """Raises ValueError, with torch's message, unless Nesterov momentum has what it takes."""
+    """Raises ValueError, with torch's message, unless Nesterov momentum comes with a momentum and
+    zero dampening.
+    """
     dampening = real("dampening", group["dampening"])
     if group["nesterov"] and (group["momentum"] <= 0 or dampening != 0):
         raise ValueError("Nesterov momentum requires a momentum and zero dampening")

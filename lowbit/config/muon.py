@@ -1,5 +1,5 @@
 """Muon's own options: coefficients of Newton-Schulz steps by name,
-and matrices that are several.
+and parameters that hold several matrices.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def schedule(coefficients: Any, steps: int) -> Schedule:
     """The steps that `ns_coefficients` and `ns_steps` ask for.
 
     Raises:
-        ValueError: they are no name, no three numbers and no sequence of three numbers each, or
+        ValueError: they are not a name, three numbers or a sequence of three numbers each, or
             there are no steps, or 100 or more.
     """
     if not 0 < steps < 100:
@@ -112,7 +112,8 @@ def ratio(adjust: str | None, rows: int, cols: int) -> float:
 def pieces(
     split: Split, shape: Sequence[int], name: str | None, index: int, what: str
 ) -> tuple[int, ...]:
-    """The rows of each matrix that a parameter holds: [rows] of one matrix, in each of a batch.
+    """The numbers of rows of the matrices that a parameter is split into; of each matrix of a
+    batch.
 
     Args:
         split: the option. A mapping holds for the parameters whose name matches a pattern,
@@ -153,7 +154,7 @@ def check(group: Mapping[str, Any]) -> None:
     """Checks Muon's own arguments, with torch's messages where torch checks them.
 
     Raises:
-        TypeError: one is no number, or no flag.
+        TypeError: one is not a number, or not a flag.
         ValueError: one is out of range.
     """
     arguments.check_flags(group, "nesterov", "cautious_weight_decay")

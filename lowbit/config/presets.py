@@ -108,8 +108,8 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
     spec = {"format": said} if isinstance(said, str) else said
     if not isinstance(spec, Mapping) or "format" not in spec:
         raise ValueError(
-            f"{name!r} is no state "
-            f"format{_advice(name, 'pass a preset, a format or lowbit.scaled(...)')}"
+            f"{name!r} is not a state format"
+            f"{_advice(name, 'pass a preset, a format or lowbit.scaled(...)')}"
         )
     if spec["format"] == FACTORED:
         if len(spec) > 1:
@@ -117,7 +117,7 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
         return dict(spec)
     if unknown := set(spec) - {"format", "scale", "block", "rounding", "min_numel"}:
         raise ValueError(
-            f"{sorted(unknown)} are no options of a state; see the arguments of lowbit.scaled"
+            f"{sorted(unknown)} are not options of a state; see the arguments of lowbit.scaled"
         )
     if spec["format"] not in ops.names("state"):
         reason = (
@@ -140,7 +140,7 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
 
 
 def _advice(said: Any, text: str) -> str:
-    """What follows the words that something is no state format: the name that was meant, if any,
+    """What follows the words that something is not a state format: the name that was meant, if any,
     and `text`.
     """
     meant = _meant(said)
@@ -159,7 +159,7 @@ _OTHER_WORDS = {
 
 
 def _meant(said: Any) -> str:
-    """The text "; did you mean 'x'?" for something that is no state format, such as 8,
+    """The text "; did you mean 'x'?" for something that is not a state format, such as 8,
     "int8" or torch.uint8; or "".
     """
     word = str(said).removeprefix("torch.").lower()

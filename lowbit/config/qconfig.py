@@ -100,7 +100,8 @@ def _merge(
         if section not in merged:
             if section not in ("P", "G", "BASE"):
                 raise ValueError(
-                    f"{section!r} is no section that lowbit uses; sections are {', '.join(merged)}"
+                    f"{section!r} is not a section that lowbit uses; "
+                    f"sections are {', '.join(merged)}"
                 )
             continue
         for key, value in keys.items():

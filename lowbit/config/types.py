@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal, TypeAlias
 
-# The presets, then the formats of `lowbit.catalog()["state"]` that are no presets.
+# The presets, then the formats of `lowbit.catalog()["state"]` that are not presets.
 StateFormatName: TypeAlias = Literal[
     "8bit", "7bit", "6bit", "5bit", "4bit", "3bit", "2bit", "fp8", "fp8_e5m2", "log8", "linear8",
     "uniform8", "companded8", "muon4", "lpmm4", "factored8", "factored4", "bfloat16",

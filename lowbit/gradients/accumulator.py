@@ -80,7 +80,7 @@ class Accumulator:
 
     @contextlib.contextmanager
     def micro(self, last: bool) -> Iterator[None]:
-        """Context of one micro-batch's forward and backward pass. After the last,
+        """A context for one micro-batch's forward and backward pass. After the last,
         every `p.grad` is the sum or average.
 
         An exception inside it calls `reset`.

@@ -93,7 +93,7 @@ def _sum(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
 
 def _check(config: Any, head: Any) -> None:
     if head is None:
-        raise ValueError("the model has no output embeddings, so it is no causal language model")
+        raise ValueError("the model has no output embeddings, so it is not a causal language model")
     if getattr(config, "output_router_logits", False):
         raise ValueError(
             "the model adds a loss of its router (output_router_logits=True), which a loss in "

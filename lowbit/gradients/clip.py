@@ -47,7 +47,7 @@ def clip_grad_norm_(
             call. None (default) says that this rank's parameters, or its parts of them, are all
             there are. Not the ranks that shard one stage, of which it has to have one each.
             Parameters that several ranks of the group have, such as tied ones, are counted by each:
-            pass them on one. A group that serves the CPU adds there, which waits for a GPU.
+            pass them on one. A group that supports the CPU adds there, which waits for a GPU.
 
     Returns:
         The norm of all gradients before clipping: a plain float32 tensor of no dimensions on the

@@ -106,7 +106,7 @@ class ExactAccumulator:
     def micro(
         self, last: bool | None = None, *, index: int | None = _UNNUMBERED, passes: int = 1
     ) -> Iterator[None]:
-        """Context of one micro-batch's forward and backward pass. After the last,
+        """A context for one micro-batch's forward and backward pass. After the last,
         every `p.grad` is the mean.
 
         An exception inside it calls `reset`.

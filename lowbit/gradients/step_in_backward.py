@@ -87,7 +87,7 @@ def step_in_backward(
             already stepped in the backward pass; an optimizer without a parameter of the model; a
             scaler with sharded experts; a negative max_norm; a norm_type that is not positive;
             overlap under DistributedDataParallel, whose reducer ends with the backward pass; or
-            a `waiting` that is no size, or without overlap.
+            a `waiting` that is not a size, or without overlap.
         RuntimeError: in the backward pass, where a parameter's gradient comes in two parts, of
             which the first was used already: a weight that is used twice under
             `checkpoint(use_reentrant=True)`, or a second backward pass without `hold`.
@@ -187,7 +187,7 @@ class InBackward:
 
     @contextlib.contextmanager
     def hold(self) -> Iterator[None]:
-        """Context of all backward passes of a step but the last: gradients add up in `p.grad`,
+        """A context for all backward passes of a step but the last: gradients add up in `p.grad`,
         nothing is stepped.
         """
         before, self.held = self.held, True

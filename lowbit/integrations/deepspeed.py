@@ -19,7 +19,7 @@ from lowbit.optim.optimizer import LowbitOptimizer
 
 def initialize(*args: Any, export: str | None = None, **keywords: Any) -> tuple[Any, ...]:
     """`deepspeed.initialize` and then `bind`,
-    so that what cannot be served raises here and not in the first step.
+    so that what is not supported raises here and not in the first step.
 
     Args:
         args, keywords: those of `deepspeed.initialize`.
@@ -55,7 +55,7 @@ def bind(engine: Any, *, export: str | None = None) -> None:
 
     Raises:
         TypeError: the engine's optimizer is not one of lowbit's.
-        ValueError: what is configured cannot be served, such as NVMe offload;
+        ValueError: what is configured is not supported, such as NVMe offload;
             or the rule needs whole matrices.
         RuntimeError: the optimizer was stepped before.
     """
@@ -70,7 +70,7 @@ def bind(engine: Any, *, export: str | None = None) -> None:
     if not slices:
         return
     if refused := _refused(engine, zero):
-        raise ValueError(f"lowbit does not serve DeepSpeed's {refused}")
+        raise ValueError(f"lowbit does not support DeepSpeed's {refused}")
     _check_weights(opt)
     held = _groups(zero, opt)
     shown = [group["params"] for group in opt.param_groups]
@@ -156,14 +156,14 @@ def _check_weights(opt: LowbitOptimizer) -> None:
         for chosen in (each.get("param_format", "auto") for each in options):
             if chosen not in ("auto", "nearest", "float32"):
                 raise ValueError(
-                    f"lowbit does not serve param_format={chosen!r} under DeepSpeed: ZeRO keeps "
-                    "float32 weights of its own, and those are stepped. Leave param_format out, "
-                    "or use FSDP2 (fully_shard), which keeps none"
+                    f"lowbit does not support param_format={chosen!r} under DeepSpeed: ZeRO "
+                    "keeps float32 weights of its own, and those are stepped. Leave "
+                    "param_format out, or use FSDP2 (fully_shard), which keeps none"
                 )
 
 
 def _refused(engine: Any, zero: Any) -> str | None:
-    """What of ZeRO cannot be served, and what to use instead."""
+    """What of ZeRO is not supported, and what to use instead."""
     if getattr(zero, "swap_optimizer", False):
         return (
             "NVMe offload of optimizer state, which moves the float32 state of its own optimizers: "

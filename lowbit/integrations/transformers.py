@@ -79,7 +79,7 @@ def from_optim_args(
         As `optimizer`.
 
     Raises:
-        ValueError: an entry is not NAME=VALUE, or its name is no optimizer's option;
+        ValueError: an entry is not NAME=VALUE, or its name is not an optimizer's option;
             or as in `optimizer`.
     """
     options: dict[str, Any] = {}
@@ -92,7 +92,7 @@ def from_optim_args(
             )
         if key in ("args", "cls", "model"):  # arguments of the functions on the way
             raise ValueError(
-                f"optim_args has {entry!r}, which is no option of an "
+                f"optim_args has {entry!r}, which is not an option of an "
                 "optimizer; name= chooses the class"
             )
         options[key] = _literal(value)

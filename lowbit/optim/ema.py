@@ -1,4 +1,6 @@
-"""An exponential moving average of a model's weights, in bfloat16 that does not stand still."""
+"""An exponential moving average of a model's weights, in bfloat16, rounded stochastically so that
+small updates are kept.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,7 @@ class EMA:
         decay: as above.
 
     Raises:
-        TypeError: `params` is nothing of the above, or `seed` is no int.
+        TypeError: `params` is nothing of the above, or `seed` is not an int.
         ValueError: the format, the decay or the seed is none of the above; there is nothing to
             average; a parameter has another dtype, is on the meta device, a flat shard of FSDP1 or
             partitioned by ZeRO-3; or two have the same name.
@@ -352,7 +354,9 @@ def _saved(state_dict: Mapping[str, Any]) -> tuple[dict[str, Tensor], bool]:
         if inside:
             return inside, False
     keys = ", ".join(sorted(map(str, state_dict))[:5])
-    raise ValueError(f"this is no state dict of EMA or AveragedModel, but has {keys or 'nothing'}")
+    raise ValueError(
+        f"this is not a state dict of EMA or AveragedModel, but has {keys or 'nothing'}"
+    )
 
 
 def _count(saved: Any) -> int:

@@ -174,9 +174,7 @@ class Step:
         self.step_groups = list(called.values())
 
     def taken(self) -> list[Tensor]:
-        """The tensors that `gather` has made or taken from the parameters, and nothing else keeps
-        until `launch` has used them.
-        """
+        """The tensors that only this object keeps alive between `gather` and `launch`."""
         return [
             t
             for group in self.step_groups

@@ -109,7 +109,7 @@ class LowbitOptimizer(SteppingOptimizer):
             enable: True quantizes the state, False keeps it in full precision.
 
         Raises:
-            ValueError: it is no parameter of this optimizer, was stepped already, or has too few
+            ValueError: it is not a parameter of this optimizer, was stepped already, or has too few
                 dimensions or too short rows.
         """
         p: Any = getattr(module, name, None)

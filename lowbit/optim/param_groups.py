@@ -50,7 +50,7 @@ def param_groups(
         take the place of the optimizer's: pass those here.
 
     Raises:
-        TypeError: `model` is no module, such as `model.parameters()`.
+        TypeError: `model` is not a module, such as `model.parameters()`.
     """
     _check_model(model, "param_groups")
     special = _special(model, embeddings, heads)
@@ -85,7 +85,7 @@ def muon_param_groups(
         Groups with `params`, `param_names` and `use_muon`.
 
     Raises:
-        TypeError: `model` is no module, such as `model.parameters()`.
+        TypeError: `model` is not a module, such as `model.parameters()`.
         ValueError: FSDP1 flattened a parameter, or a pattern matches no name.
     """
     _check_model(model, "muon_param_groups")
@@ -114,7 +114,7 @@ def muon_param_groups(
 def _special(
     model: nn.Module, embeddings: StateFormat | None, heads: StateFormat | None
 ) -> list[_Special]:
-    """The embeddings, tied to a head or not, and the heads that are no embedding, with their
+    """The embeddings, tied to a head or not, and the heads that are not embeddings, with their
     formats.
     """
     found = _embeddings(model)

@@ -234,8 +234,8 @@ def _check(model: nn.Module, setting: Setting, loss: Loss | None) -> None:
         return
     if not hasattr(getattr(model, "config", None), "model_type"):
         raise ValueError(
-            f"{type(model).__name__} is no model of transformers: pass loss=, which gets the model "
-            "on the meta device and returns the loss of a micro-batch"
+            f"{type(model).__name__} is not a model of transformers: pass loss=, which gets the "
+            "model on the meta device and returns the loss of a micro-batch"
         )
     if setting.context is None:
         raise ValueError("context= is missing: the number of tokens of a sequence")

@@ -68,8 +68,8 @@ def trace(model: nn.Module, loss: Loss, dtype: torch.dtype | None = None) -> Pas
     """Runs a forward and a backward pass of a copy on the meta device.
 
     Attention by `scaled_dot_product_attention` counts as a flash kernel: it keeps its inputs, its
-    output and a sum for each row, but no matrix of scores. Operators that ask for a truth of values
-    are told yes: transformers so asks whether a batch is unpadded.
+    output and a sum for each row, but no matrix of scores. Operators that read a bool get True;
+    transformers reads one to learn whether a batch is unpadded.
 
     Args:
         model: on any device; it is left as it is.

@@ -68,7 +68,7 @@ def host_device(groups: Sequence[Any], device: torch.device) -> torch.device:
 
 def device_of(group: Any) -> torch.device:
     """Where a rank without tensors takes part in a collective of those that have some: the
-    accelerator if the group serves it.
+    accelerator if the group supports it.
     """
     accelerator = torch.accelerator.current_accelerator()
     served = {device.type for device in group._device_types}

@@ -68,7 +68,7 @@ class Part:
         Columns begin at dimension 1, or at the dimension beyond the second that is split.
 
         Raises:
-            ValueError: it is no matrix, because two dimensions beyond the first are split.
+            ValueError: it is not a matrix, because two dimensions beyond the first are split.
         """
         if self.deep is None:
             first = self.row_offset * self.global_cols + self.col_offset

@@ -133,21 +133,20 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
             trained.
     """
     dtype = str(p.dtype).removeprefix("torch.")
-    served = sorted({entry["dtype"] for entry in ops.entries("param")})
+    supported = sorted({entry["dtype"] for entry in ops.entries("param")})
+    possible = f"{', '.join(supported[:-1])} or {supported[-1]}"
     if param_format in ("auto", "nearest"):
-        fits = dtype in served
+        fits = dtype in supported
     else:
         fits = ops.param_format(param_format)["dtype"] == dtype
     if not fits and is_frozen(p):
         return "float32"
-    if dtype not in served:
-        raise ValueError(
-            f"{what} is {dtype}, which is not served; parameters may be {' or '.join(served)}"
-        )
+    if dtype not in supported:
+        raise ValueError(f"{what} is {dtype}, which lowbit does not support: use {possible}")
     if not fits:
         raise ValueError(
             f"{what} is {dtype}, which param_format={param_format!r} does not store"
-            f"; parameters may be {' or '.join(served)}"
+            f"; parameters may be {possible}"
         )
     if param_format in ("auto", "nearest"):
         return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype

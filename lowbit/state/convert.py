@@ -281,7 +281,7 @@ def _of(entry: StateTensor, made: Tensor) -> Tensor:
 
 def _whole_rows(part: sharding.Part) -> sharding.Part:
     """The local rows with all of their columns, if blocks are split between columns, or columns
-    here are no run of a row.
+    here are not a run of a row.
     """
     if part.cut != sharding.CUT_ALL and part.deep is None:
         return part

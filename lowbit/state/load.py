@@ -155,7 +155,7 @@ def _check_keys(state_dict: Mapping[str, Any]) -> None:
             "model.load_state_dict"
         )
     raise ValueError(
-        f"this is no state dict of an optimizer: {holds}. Save optimizer.state_dict() and load "
+        f"this is not an optimizer's state dict: {holds}. Save optimizer.state_dict() and load "
         "what was saved"
     )
 

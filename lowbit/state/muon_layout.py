@@ -104,7 +104,7 @@ class MuonLayout(Layout):
 def refuse_flat(p: Any, what: str) -> None:
     """
     Raises:
-        ValueError: a flat shard has a part of the parameter, which is no matrix.
+        ValueError: a flat shard has a part of the parameter, which is not a matrix.
     """
     if isinstance(p, sharding.FlatShard) or sharding.is_flat(p):
         raise ValueError(
@@ -117,8 +117,8 @@ def layout_of(group: Mapping[str, Any], p: Tensor, name: str | None, index: int)
     """The layout of a parameter that Muon steps.
 
     Raises:
-        ValueError: the parameter is no matrix and no batch of matrices, options do not fit it, or
-            state cannot follow its sharding.
+        ValueError: the parameter is neither a matrix nor a batch of matrices, options do not fit
+            it, or state cannot follow its sharding.
     """
     what = f"parameter {name!r}" if name else f"parameter {index}"
     refuse_flat(p, what)

@@ -1,4 +1,4 @@
-"""Where parameters lie: devices that operators serve, and memory that a step can write."""
+"""Where parameters lie: devices that operators support, and memory that a step can write."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def check_place(p: Tensor, value: Tensor, what: str) -> None:
         return
     if value.device.type not in DEVICES:
         raise ValueError(
-            f"{what} is on {value.device}, which lowbit's operators do not serve: move the model "
-            "to the CPU or to a GPU of CUDA before the optimizer is built"
+            f"{what} is on {value.device}, which lowbit does not support: move the model to "
+            "the CPU or to a CUDA GPU before the optimizer is built"
         )
     if overlaps(value):
         raise ValueError(f"{what} {EXPANDED.format(tuple(value.shape))}")

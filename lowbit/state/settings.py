@@ -29,9 +29,9 @@ def check_added(opt: Any, group: Mapping[str, Any]) -> None:
     """Raises what `opt.check_options` does for a group that is added,
     beside the optimizer's own options.
 
-    A copy of a live group is what a schedule made of it, and is not asked. Nor is a rate that the
-    group does not give, that another group has, or that a schedule wrote: it leaves `initial_lr`
-    beside it.
+    A copy of a live group is not checked, since schedules may have changed it. Neither is the
+    learning rate if the group leaves it out, shares it with another group, or has `initial_lr`,
+    which schedules leave behind.
     """
     live = opt.param_groups
     if any(
@@ -52,11 +52,11 @@ def check_added(opt: Any, group: Mapping[str, Any]) -> None:
 
 
 def check_loaded(opt: Any, number: int, loaded: Mapping[str, Any]) -> None:
-    """Raises TypeError or ValueError if a group would get what is no setting of this optimizer.
+    """Raises TypeError or ValueError if a loaded group has a setting that this optimizer does not
+    take: something other than a number, the wrong number of betas, or an unknown word.
 
-    That is no number where one is asked, another number of betas, a word that is none of its own.
-    Ranges are not checked, nor how settings go together: schedules write a rate a little below 0,
-    or no momentum beside `nesterov`.
+    Ranges and combinations are not checked: schedules write a rate a little below 0, or no momentum
+    beside `nesterov`.
 
     Args:
         number: of the group.
@@ -80,7 +80,7 @@ def _no_setting(opt: Any, loaded: Mapping[str, Any]) -> Exception | None:
         return error
     if _refusal(opt, {**opt.defaults, **loaded, **_UNCHECKED}) is None:
         return None
-    # Something is out of range, or is no setting: each is asked about alone,
+    # Something is out of range, or is not a setting: check each alone,
     # beside the optimizer's own.
     structure = {key: loaded[key] for key in STRUCTURE if key in loaded}
     own = {**opt.defaults, **structure, **_UNCHECKED}

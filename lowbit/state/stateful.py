@@ -41,7 +41,7 @@ class StatefulOptimizer(Optimizer):
     `check_options` checks them.
 
     Other rooms read and change state by `members`, `laid_out`, `state_of` and the other methods
-    without an underscore that torch does not have. They are no part of the API: users need none of
+    without an underscore that torch does not have. They are not part of the API: users need none of
     them.
     """
 
@@ -399,4 +399,4 @@ class StatefulOptimizer(Optimizer):
                 if q is p and q not in self.flat_shards:
                     return group, names[i] if names else None, index
                 index += 1
-        raise ValueError(f"{what!r} of the module is no parameter of this optimizer")
+        raise ValueError(f"{what!r} of the module is not a parameter of this optimizer")

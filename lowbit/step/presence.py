@@ -25,9 +25,10 @@ class Presence:
 
     A sharded parameter is one tensor: if one rank has a gradient of its part, the other parts'
     gradients are zero. A rank that skipped it would reduce numbers of different parameters
-    together, or make ranks wait for each other. A step that reduces nothing would count on some
-    ranks alone, and a checkpoint keeps one count: so experts are asked about under every rule.
-    FSDP2 gives all ranks the gradients of its own parameters, so matrices and vectors are not.
+    together, or make ranks wait for each other. Without a reduction only some ranks would count the
+    step, while a checkpoint keeps one count. So ranks agree on experts under every rule. FSDP2
+    gives all ranks the gradients of its own parameters, so they need not agree on matrices and
+    vectors.
     """
 
     def __init__(

@@ -82,7 +82,7 @@ def whole(tmp_path_factory):
 @pytest.mark.parametrize("kill", ["1:step:7", "1:save:2", "0:save:2"])
 def test_a_killed_rank_is_started_again(whole, tmp_path, kill):
     """The same bits in the end. A save is the second, of step 8;
-    what is left of it is no checkpoint.
+    what is left of it is not a checkpoint.
     """
     said = run(tmp_path / "run", kill=kill, forked=kill != "1:step:7")
     assert pathlib.Path(str(tmp_path / "run") + ".killed").exists(), "nobody was killed"

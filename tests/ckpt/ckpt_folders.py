@@ -17,7 +17,7 @@ def inspect(path):
 
 def content(seed=0):
     """Every dtype that torch can save, awkward shapes, nested and flat names,
-    and values that are no tensors.
+    and values that are not tensors.
     """
     generator = torch.Generator().manual_seed(seed)
     floats = torch.randn(37, 19, generator=generator)

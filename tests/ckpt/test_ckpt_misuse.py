@@ -326,7 +326,7 @@ def test_a_dialect_that_it_is_not(tmp_path, dialect):
             dialect,
         )
         said = run(*convert, code=3).stderr
-        assert "a.pt: state.0.exp_avg: is no state that bitsandbytes writes" in said
+        assert "a.pt: state.0.exp_avg: is not a state that bitsandbytes writes" in said
 
 
 @pytest.mark.parametrize("target", ["lowbit", "torch", "bitsandbytes", "torchao"])

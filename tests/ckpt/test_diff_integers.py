@@ -1,4 +1,4 @@
-"""`lowbit-ckpt diff` of tensors that are no floating-point numbers: counters, masks and bytes
+"""`lowbit-ckpt diff` of tensors that are not floating-point numbers: counters, masks and bytes
 beside the model and the optimizer.
 """
 

@@ -1,4 +1,4 @@
-"""`lowbit-ckpt diff` of what is no tensor: numbers, settings of groups,
+"""`lowbit-ckpt diff` of what is not a tensor: numbers, settings of groups,
 and what only one of two files has.
 """
 

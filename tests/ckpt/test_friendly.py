@@ -1,4 +1,4 @@
-"""What `lowbit-ckpt` says to mistakes and of things that are no checkpoint; several optimizers;
+"""What `lowbit-ckpt` says to mistakes and of things that are not checkpoints; several optimizers;
 what is left of killed runs.
 """
 

@@ -127,7 +127,7 @@ def test_what_torch_says(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyP
         try:
             load(path)
             accepted, why = True, ""
-        except BaseException as error:  # DCP's are no Exception
+        except BaseException as error:  # DCP's are not Exceptions
             if isinstance(error, KeyboardInterrupt):
                 raise
             accepted, why = False, repr(error)[:500]

@@ -220,7 +220,7 @@ def test_what_was_synthesized_is_near_to_what_it_stands_for(kind):
         if key not in truth:
             continue
         want = torch.as_tensor(truth[key])
-        # Logarithms keep shares of a value, down to 2^-126 where zeros are no codes.
+        # Logarithms keep shares of a value, down to 2^-126 where zeros are not codes.
         logarithmic = kind.startswith("adafactor8bit") and "f0" not in kind
         room = want.abs() if logarithmic else want.abs().max()
         assert ((got - want).abs() <= share * room + 1e-37).all(), key
@@ -229,7 +229,7 @@ def test_what_was_synthesized_is_near_to_what_it_stands_for(kind):
 
 
 def test_objects_survive_as_well(made):
-    """Values that are no tensors are in every form, and torch finds them."""
+    """Values that are not tensors are in every form, and torch finds them."""
     assert flat(made("fsdp2_nested", 4))["optim.param_groups.0.lr"] == runs.LR
     groups = nested(made("raw", 2))["optim"]["param_groups"]
     assert groups[0]["params"] == [0, 1, 2] and groups[1]["weight_decay"] == 0.0

@@ -87,7 +87,7 @@ def test_real_ones_go_to_lowbit_and_back(golden, tmp_path, name):
 
 def test_flat_buckets_are_refused(tmp_path):
     """Of the sharding type dp_reshardable. Padding in them is memory that nobody wrote,
-    so it is no finding of verify.
+    so it is not a finding of verify.
     """
     bucket = (
         "optimizer.distributed.dp_group_idx_0.gbuf_idx_0.dtype_(torch.float32, "
@@ -347,7 +347,7 @@ def test_a_target_without_common_pt_is_not_written(tmp_path):
 
 
 def test_only_megatron_s_own_common_pt_is_read(tmp_path):
-    """Any other file of that name is no part of the checkpoint;
+    """Any other file of that name is not part of the checkpoint;
     and a link leads out of the folder.
     """
     weights = {"common": torch.ones(4)}

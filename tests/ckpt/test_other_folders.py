@@ -18,7 +18,7 @@ FOLDERS = {
         "optimizer_pp-0-of-1_dp-1-of-2_tp-0-of-1_exp-0-of-1.pt",
     ],
     "PaddlePaddle": ["model.pdparams", "model.pdopt"],
-    "is no checkpoint of a kind that is known here (it holds ": ["notes.txt", "b/", "c.dat"],
+    "is not a checkpoint of a kind that is known here (it holds ": ["notes.txt", "b/", "c.dat"],
     "and 2 more); give the folder of one save": [f"{i}.dat" for i in range(7)],
     "of Megatron in its older format": ["mp_rank_00/", "mp_rank_01/"],
     "Megatron-Core without .metadata": ["common.pt", "metadata.json"],

@@ -528,7 +528,7 @@ def test_torchao_state_is_requantized_inside_blocks_when_asked(tmp_path, bits, b
 
     got = torch.zeros(shape)
     dcp.load({"exp_avg": got}, checkpoint_id=tmp_path / "b", no_dist=True)
-    assert torch.equal(got, numbers)  # parts that are no multiple of a block are plain
+    assert torch.equal(got, numbers)  # parts that are not a multiple of a block are plain
     # And together again: what was plain gets codes, what has codes keeps its meaning.
     run("reshard", tmp_path / "b", tmp_path / "c", "--world-size", 1, code=3)
     run("reshard", tmp_path / "b", tmp_path / "c", "--world-size", 1, "--requantize")

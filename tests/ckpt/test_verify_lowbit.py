@@ -58,7 +58,7 @@ BROKEN = {
     without_step: "has no step",
     half_a_step: "its step: 2.500000 counts no steps",
     without_scale: "exp_avg_dynamic8_scale is missing",
-    short_scale: "is no float32 matrix of 96 rows",
+    short_scale: "is not a float32 matrix of 96 rows",
     wide_codes: "is int16, not uint8",
     another_shape: "says [64, 64], which contradicts the codes of",
     without_codes: "exp_avg_dynamic8 is missing",

@@ -101,7 +101,7 @@ void means_are_rounded_once() {
     if (sum == 0) continue;
     const float to_odd = bin_mean(word, width, n, true);
     const auto step = [](uint32_t m, int by) { return m + static_cast<uint32_t>(by); };
-    // The neighbors of smaller means are no multiples of 2^-40.
+    // The neighbors of smaller means are not multiples of 2^-40.
     if (std::fabs(static_cast<double>(sum) / n) < std::ldexp(1.0, 40 - 12)) continue;
     wrong[0] += !nearest(sum, n, float_bits(bin_mean(word, width, n, false)), step,
                          [](uint32_t m) { return static_cast<double>(bits_float(m)); });

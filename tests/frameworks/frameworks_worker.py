@@ -410,7 +410,7 @@ def main() -> None:
         try:
             with sharding_on_a_cpu() if patched else contextlib.nullcontext():
                 result[case] = {name: run(kind, path, resume) for name, resume in runs.items()}
-        except BaseException:  # torch's CheckpointException is no Exception
+        except BaseException:  # torch's CheckpointException is not an Exception
             result[case] = {"error": traceback.format_exc()}
     if rank() == 0:
         pathlib.Path(out).write_text(json.dumps(result))

@@ -74,7 +74,7 @@ def test_what_cannot_be_served_is_refused_when_it_is_bound(what, message, monkey
     opt = lowbit.AdamW([torch.zeros(64, 64, requires_grad=True)])
     zero = SimpleNamespace(optimizer=opt, **what)
     monkeypatch.setattr(integration, "_slices", lambda _: [object()])
-    with pytest.raises(ValueError, match=f"does not serve DeepSpeed's {message}"):
+    with pytest.raises(ValueError, match=f"does not support DeepSpeed's {message}"):
         integration.bind(SimpleNamespace(optimizer=zero))
 
 
@@ -100,7 +100,7 @@ def test_what_only_the_engine_knows_is_refused_too(what, message, monkeypatch):
     """As under stage 3 and BF16_Optimizer."""
     opt = lowbit.AdamW([torch.zeros(64, 64, requires_grad=True)])
     monkeypatch.setattr(integration, "_slices", lambda _: [object()])
-    with pytest.raises(ValueError, match=f"does not serve DeepSpeed's {message}"):
+    with pytest.raises(ValueError, match=f"does not support DeepSpeed's {message}"):
         integration.bind(SimpleNamespace(optimizer=SimpleNamespace(optimizer=opt), **what))
 
 

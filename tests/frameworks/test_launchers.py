@@ -95,7 +95,7 @@ def test_names_of_the_factory_are_no_options_in_text(tmp_path, name):
     from lowbit.integrations.transformers import from_optim_args
 
     with pytest.raises(
-        ValueError, match=f"optim_args has '{name}=1', which is no option of an opt"
+        ValueError, match=f"optim_args has '{name}=1', which is not an option of an opt"
     ):
         from_optim_args(launchers.arguments(tmp_path, optim_args=f"name=AdamW,{name}=1"))
 

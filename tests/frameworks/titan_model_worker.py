@@ -227,7 +227,7 @@ def main() -> None:
         folder.mkdir(exist_ok=True)
         try:
             results[name] = trained(run, layout, folder)
-        except BaseException:  # torch's CheckpointException is no Exception
+        except BaseException:  # torch's CheckpointException is not an Exception
             results[name] = {"error": traceback.format_exc()}
             break  # the ranks may no longer be at the same place
         gc.collect()

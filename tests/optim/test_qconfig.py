@@ -117,7 +117,7 @@ def test_lpmms_threshold_is_strict():
         ({"M": {"BITTS": 4}}, "M.BITTS is 4"),
         ({"P": {"ENABLE": True}}, "P.ENABLE is True"),
         ({"M": {"ROUND_TYPE": ["up"]}}, "M.ROUND_TYPE is"),
-        ({"SQMM": {"BITS": 8}}, "'SQMM' is no section.* M, SQM"),
+        ({"SQMM": {"BITS": 8}}, "'SQMM' is not a section.* M, SQM"),
     ],
 )
 def test_lpmm_settings_that_cannot_be_expressed(config, words):

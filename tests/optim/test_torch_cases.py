@@ -151,7 +151,7 @@ def test_errors_are_torchs(name):
         make = lambda given=given: getattr(lowbit, name)(given.params, **given.kwargs)  # noqa: E731
         if case.error_on is OptimizerErrorEnum.STEP_ERROR:
             assert "complex" in case.error_regex
-            with pytest.raises(ValueError, match="is complex64, which is not served"):
+            with pytest.raises(ValueError, match="is complex64, which lowbit does not support"):
                 make()
         elif issubclass(case.error_type, Warning):
             with pytest.warns(case.error_type, match=case.error_regex):

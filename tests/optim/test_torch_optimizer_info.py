@@ -24,8 +24,14 @@ INFOS = {
 }
 # (check, optimizer or "", words of the settings or "") -> what is raised instead, and why.
 EXPECTED = {
-    ("float64", "", ""): ("is float64, which is not served", "state and steps are float32"),
-    ("complex64", "", ""): ("is complex64, which is not served", "kernels are of real numbers"),
+    ("float64", "", ""): (
+        "is float64, which lowbit does not support",
+        "state and steps are float32",
+    ),
+    ("complex64", "", ""): (
+        "is complex64, which lowbit does not support",
+        "kernels are of real numbers",
+    ),
 }
 
 
@@ -315,7 +321,7 @@ def test_errors_of_muon_are_torchs(name):
         if given.desc == "only support 2D parameters":
             getattr(lowbit, name)(given.params, **given.kwargs)
         elif case.error_on is OptimizerErrorEnum.STEP_ERROR:
-            with pytest.raises(ValueError, match="is complex64, which is not served"):
+            with pytest.raises(ValueError, match="is complex64, which lowbit does not support"):
                 getattr(lowbit, name)(given.params, **given.kwargs)
         elif issubclass(case.error_type, Warning):
             with pytest.warns(case.error_type, match=case.error_regex):

@@ -295,7 +295,7 @@ def test_a_size_is_read(text, size):
         ({"device_memory": 0, "context": 8}, "24GiB"),
         ({"context": 0}, "context should be at least 1"),
         ({"context": 8, "micro_batch": 0}, "micro_batch should be at least 1"),
-        ({"device_memory": "1GiB"}, "no model of transformers: pass loss="),
+        ({"device_memory": "1GiB"}, "not a model of transformers: pass loss="),
         ({"loss": lambda m: m(torch.empty(4, 8)).nonzero().sum()}, "cannot be traced"),
         ({"loss": lambda m: m(torch.empty(4, 8)).sum(), "ranks": 2}, "on 2 ranks"),
     ],

@@ -90,7 +90,7 @@ def test_a_part_of_a_group_keeps_its_names():
 
 
 def test_parameters_that_came_elsewhere_from_have_no_such_name():
-    """Names are never guessed: these lists are no groups of `lowbit.param_groups` for these
+    """Names are never guessed: these lists are not groups of `lowbit.param_groups` for these
     parameters.
     """
     net, other = nn.Linear(64, 80), nn.Linear(64, 80)

@@ -147,7 +147,7 @@ def test_what_is_kept_beside_is_saved_and_loaded(name):
 
 
 def test_export_and_import_of_what_is_not_a_plain_weight():
-    """Extra state, frozen parameters, a submodule called module; the copy is no view; rounded
+    """Extra state, frozen parameters, a submodule called module; the copy is not a view; rounded
     weights and wrong dtypes are refused.
     """
 

@@ -6,7 +6,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// The characters of UTF-8 text. Bytes that are no UTF-8 are characters of their own.
+/// The characters of UTF-8 text. Bytes that are not UTF-8 are characters of their own.
 std::u32string characters(std::string_view text) {
   std::u32string out;
   for (size_t i = 0; i < text.size();) {

@@ -8,7 +8,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// The bytes of an element; 0 for a dtype that is no plain number.
+/// The bytes of an element; 0 for a dtype that is not a plain number.
 uint64_t width_of(std::string_view code) {
   constexpr std::string_view kCodes[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
                                          "u4", "u8", "f2", "f4", "f8", "c8", "c16"};

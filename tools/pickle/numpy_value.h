@@ -18,7 +18,7 @@ struct NumpyArray {
   uint64_t bytes = 0;  // that the content must have
 };
 
-/// The array at a node; none where it is no array, or one of anything but plain numbers in this
+/// The array at a node; none where it is not an array, or one of anything but plain numbers in this
 /// machine's byte order.
 std::optional<NumpyArray> numpy_array(const Pickle& pickle, NodeId node);
 
@@ -27,10 +27,10 @@ Value array_value(const NumpyArray& array, std::string name, std::string content
 /// Writes such a value as numpy pickles it.
 void write_array(PickleWriter& to, const Value& value);
 
-/// The dtype of a code: "float64" of "f8"; "" where it is no plain number.
+/// The dtype of a code: "float64" of "f8"; "" where it is not a plain number.
 std::string numpy_dtype(const std::string& code);
-/// A text of numpy ("U3") or bytes of numpy ("S3") as Python's; none where it is no text, or not of
-/// that length.
+/// A text of numpy ("U3") or bytes of numpy ("S3") as Python's; none where it is not text, or
+/// not of that length.
 Value numpy_text(const std::string& code, const std::string& bytes);
 /// A number of a dtype ("float64", "bool", "complex64") as Python's; none where the bytes are of
 /// another one.

@@ -57,7 +57,7 @@ class Unfolder {
         if (p_.opaque && p_.is(id, Kind::kObject) && p_.global(id)->name == "DynamicLossScaler")
           return scaler(id, depth);
         if (p_.opaque && p_.global(id) != nullptr) return opaque(id, name_of(*p_.global(id)));
-        return bad(what_ + ": holds an object, which is no plain value");
+        return bad(what_ + ": holds an object, which is not a plain value");
     }
   }
 
@@ -109,7 +109,7 @@ class Unfolder {
     if (const auto key = p_.repeated_number(id))
       return bad(what_ + ": has the key " + *key + " twice: Python takes 1, 1.0 and True for one");
     if (p_.attributes(id) != kNoNode)
-      return bad(what_ + ": holds an OrderedDict with attributes, which is no plain value");
+      return bad(what_ + ": holds an OrderedDict with attributes, which is not a plain value");
     const auto all = p_.items(id);
     for (size_t i = 0; i < all.size(); i += 2) {
       if (!hashable(all[i], depth))
@@ -197,7 +197,7 @@ class Unfolder {
       return opaque(id, name_of(*rule));
     return bad(what_ + ": holds " +
                (rule == nullptr ? "a call" : "a " + printable(std::string(rule->name))) +
-               ", which is no plain value");
+               ", which is not a plain value");
   }
 
   /// Where the bytes of bytes() lie.

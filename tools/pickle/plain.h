@@ -103,9 +103,9 @@ struct PickleBudget {
   /// Takes the bytes of a text from what is left.
   Status spend_text(uint64_t bytes, const std::string& what);
 };
-/// The plain value at a node. An error if it is no plain value, is nested too deep, repeats a key,
-/// or expands to more than `limit` values or more text than `budget` has; arrays of numpy that it
-/// has no room for are named and stay opaque. `what` names the input in errors.
+/// The plain value at a node. An error if it is not a plain value, is nested too deep, repeats a
+/// key, or expands to more than `limit` values or more text than `budget` has; arrays of numpy that
+/// it has no room for are named and stay opaque. `what` names the input in errors.
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
                           uint64_t limit, PickleBudget& budget);
 /// The same of a pickle of which nothing else is read.

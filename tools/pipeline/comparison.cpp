@@ -97,7 +97,7 @@ Status Comparison::numbers(const std::string& name, const Shape& shape, Floats& 
     RETURN_IF_ERROR(b.read_doubles(at, count, y.data()));
     for (uint64_t i = 0; i < count; ++i) {
       const double p = x[i], q = y[i];
-      // An Inf in both is no difference, and would make every other one small beside the norm.
+      // An Inf in both is not a difference, and would make every other one small beside the norm.
       if (std::isfinite(p)) norm_a.add(p);
       if (std::isfinite(q)) norm_b.add(q);
       if (p == q || (std::isnan(p) && std::isnan(q))) continue;

@@ -451,7 +451,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
   if (directory)
     for (std::string& line : warn_of_top_level(*at.document))
       at.warnings.push_back(std::move(line));
-  // Other parts write to the same folder, which is no leftover then.
+  // Other parts write to the same folder, which is not a leftover then.
   if (!options.write.part)
     for (std::string& line : warn_of_leftovers(target)) at.warnings.push_back(std::move(line));
   WriteOptions write = options.write;

@@ -78,7 +78,7 @@ Status compare_subclasses(Comparison& comparison, const std::string& name, const
   return fine();
 }
 
-/// Pickles of values that are no plain data: what is in them is not looked at, their bytes are.
+/// Pickles of values that are not plain data: what is in them is not looked at, their bytes are.
 Status compare_opaque(Comparison& comparison, const std::string& name, const Document& first,
                       const Leaf& a, const Document& second, const Leaf& b) {
   const auto item = [](const Leaf& leaf) { return leaf.blob->extent.length > 0; };
@@ -89,7 +89,7 @@ Status compare_opaque(Comparison& comparison, const std::string& name, const Doc
   }
   ASSIGN_OR_RETURN(x, value_digest(*first.manifest, *a.blob));
   ASSIGN_OR_RETURN(y, value_digest(*second.manifest, *b.blob));
-  if (x != y) comparison.differ(name, "is no plain data, and its bytes differ");
+  if (x != y) comparison.differ(name, "is not plain data, and its bytes differ");
   return fine();
 }
 
@@ -265,8 +265,8 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
       });
 }
 
-/// Each dialect has some settings of its own. Names that paired the parameters are no setting: one of
-/// two files may have them as the keys of its state.
+/// Each dialect has some settings of its own. Names that paired the parameters are not settings: one
+/// of two files may have them as the keys of its state.
 void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   const bool by_name = has_names(a) && has_names(b);
   const auto settings = [&](const Model& model, size_t g) {

@@ -160,7 +160,7 @@ class Totals {
     return fine();
   }
 
-  /// Steps that are no tensors of their own.
+  /// Steps that are not tensors of their own.
   void add_steps(const Model& model) {
     for (const Param& param : model.params) {
       for (const auto& [key, value] : param.numbers) {

@@ -5,7 +5,7 @@
 
 namespace lowbit::ckpt {
 
-/// An error where `options.part` is no part, or other options contradict it.
+/// An error where `options.part` is not a part, or other options contradict it.
 Status check_part(const WriteOptions& options);
 /// Adds what a part did to its report: {"part", "counted", "published", "missing"}.
 void say_part(const WriteReport& report, const WriteOptions& options, bool dry_run, Json& out);

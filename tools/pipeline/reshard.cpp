@@ -65,7 +65,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
     leaf.recut = std::move(recut);
   }
   if (options.write.part) RETURN_IF_ERROR(check_part(options.write));
-  // Other parts write to the same folder, which is no leftover then.
+  // Other parts write to the same folder, which is not a leftover then.
   if (!options.write.part)
     for (std::string& line : warn_of_leftovers(target)) warnings.push_back(std::move(line));
   if (options.dry_run)

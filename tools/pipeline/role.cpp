@@ -7,7 +7,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// The part of a flat name behind its last '.', with it; empty where that is no key but too long
+/// The part of a flat name behind its last '.', with it; empty where that is not a key but too long
 /// for one: std::regex recurses.
 std::string last_key(const std::string& name) {
   const size_t dot = name.rfind('.');

@@ -32,12 +32,12 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
 /// and not `converted`, only data counts: tensors that are not read, and arrays that `target` lacks.
 Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target);
 
-/// A warning where the whole is no dict, which is all that torch loads of a directory.
+/// A warning where the whole is not a dict, which is all that torch loads of a directory.
 std::vector<std::string> warn_of_top_level(const Document& source);
 
 /// A warning for each hidden folder or file that a killed run left beside `target`.
 std::vector<std::string> warn_of_leftovers(const std::string& target);
-/// A line that names what lies in the source's folder and is no part of the checkpoint: the target
+/// A line that names what lies in the source's folder and is not part of the checkpoint: the target
 /// has none of it.
 std::vector<std::string> warn_of_left_behind(const Manifest& source);
 

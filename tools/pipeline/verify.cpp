@@ -199,7 +199,7 @@ struct Selected {
   std::vector<const Leaf*> opaque;
 };
 
-/// An error where a value is no plain data, unless `options` let it pass.
+/// An error where a value is not plain data, unless `options` let it pass.
 Result<Selected> select_leaves(const Document& document, const VerifyOptions& options) {
   Selected out;
   for (const Leaf& leaf : document.leaves) {
@@ -255,7 +255,7 @@ Status check_tensors(const Selected& what, const std::optional<Recorded>& record
   });
 }
 
-/// Moments without the count of steps that corrects their bias, or with one that is no count: no
+/// Moments without the count of steps that corrects their bias, or with one that is not a count: no
 /// optimizer resumes from them. Some libraries count once for a group.
 void find_steps(const Model& model, TensorCheck& out) {
   for (const Group& group : model.groups) {

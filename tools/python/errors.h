@@ -16,7 +16,7 @@ namespace lowbit::ckpt::python {
 [[noreturn]] void raise(PyObject* type, const std::string& text);
 
 /// Keeps the exception that Python has raised in this thread, where it must wait for C++ to return;
-/// what is no error of the work: KeyboardInterrupt, SystemExit.
+/// what is not an error of the work: KeyboardInterrupt, SystemExit.
 void keep_raised();
 /// Raises what was kept in this thread, if anything was.
 void raise_kept();

@@ -58,7 +58,7 @@ Object real(double value);
 Object bytes(const std::string& value);
 /// Text that need not be UTF-8: lone surrogates stay as they are.
 Object text(const std::string& value);
-/// The same with a sign in place of what is no text, for messages.
+/// The same with a sign in place of what is not text, for messages.
 Object message(const std::string& value);
 
 class List {

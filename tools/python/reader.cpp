@@ -256,7 +256,7 @@ Object Reader::value_item(const std::string& name, bool verify) {
   if (archive.error().cause == Cause::kDamaged) raise(archive.error().at(printable(name)));
   if (leaf->kind != Leaf::Kind::kValue)
     raise(bad(printable(document_->manifest->path) + ": " + printable(name) +
-              " is no plain data: to load it is to run what it names. Leave it out of the state "
+              " is not plain data: to load it is to run what it names. Leave it out of the state "
               "dict, or load it with torch's FileSystemReader if you trust the file. Found: " +
               archive.error().text)
               .at(printable(name)));

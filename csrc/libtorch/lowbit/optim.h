@@ -145,7 +145,7 @@ inline at::ScalarType dtype_of(const std::string& name) {
   if (name == "float32") return at::kFloat;
   if (name == "bfloat16") return at::kBFloat16;
   if (name == "float16") return at::kHalf;
-  TORCH_CHECK(false, "lowbit: state of dtype ", name, " is not served in C++");
+  TORCH_CHECK(false, "lowbit: state of dtype ", name, " is not supported in C++");
 }
 inline std::string name_of(at::ScalarType type) {
   if (type == at::kFloat) return "float32";

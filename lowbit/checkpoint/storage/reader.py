@@ -58,7 +58,7 @@ class Reader(Storage, StorageReader):
     - A small chunk, or one of an older lowbit-ckpt, has one digest, and is read whole.
     - A chunk that torch wrote has a CRC-32, which torch does not check. It is read whole for it.
 
-    Values that are no tensors are parsed, as plain data with dense tensors, arrays of numpy and
+    Values that are not tensors are parsed, as plain data with dense tensors, arrays of numpy and
     io.BytesIO in it, and serialized again for torch's planner, which unpickles them: none of
     the file reaches it. They are verified too: by their digest in lowbit.json, else by their
     CRC-32.

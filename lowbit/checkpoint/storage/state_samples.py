@@ -84,10 +84,10 @@ def check_state_samples(ranks: Sequence[Samples]) -> None:
     if found := first_difference(ranks):
         before, rank, (name, _) = found
         raise CheckpointError(
-            f"ranks {before} and {rank} have other values in {name}, as stages of a pipeline "
-            "without names and replicas that drifted apart do, and torch keeps those of one rank: "
-            "the others would be lost. Build optimizers from model.named_parameters(), with names "
-            "that no other stage has, and save flat names: "
+            f"ranks {before} and {rank} have other values in {name}. torch would save one rank's "
+            "values and lose the others. This happens with pipeline stages without parameter names "
+            "and with replicas that drifted apart. Build optimizers from "
+            "model.named_parameters(), with names that no other stage has, and save flat names: "
             "StateDictOptions(flatten_optimizer_state_dict=True). If replicas may differ, as under "
             "DiLoCo, Writer(check_replicas=False) keeps those of one rank",
             tensor=name,

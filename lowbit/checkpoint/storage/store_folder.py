@@ -32,4 +32,4 @@ class StoreFolder:
         self.upload.publish(data, index, digests)
 
     def drop(self) -> None:
-        """Nothing to do: without `.metadata` it is no checkpoint, and an older one is whole."""
+        """Nothing to do: without `.metadata` it is not a checkpoint, and an older one is whole."""

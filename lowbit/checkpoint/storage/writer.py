@@ -318,7 +318,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                     cause=error.cause,
                 ) from error
             raise CheckpointError(
-                f"{name} is no plain data, and Reader would not load it ({found}). Save tensors, "
+                f"{name} is not plain data, and Reader would not load it ({found}). Save tensors, "
                 "numbers, text, bytes, arrays of numpy, or lists, "
                 f"tuples and dicts of these. {OPAQUE}",
                 tensor=name,

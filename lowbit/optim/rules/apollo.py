@@ -44,7 +44,7 @@ class APOLLO(SubspaceOptimizer):
         eps: added to the root of the second moment, before bias correction; 1e-6 by default.
         weight_decay: decoupled, applied after the update, as in the authors' code; 0 by default.
         rank: of the projection; 256 by default. "quarter" is a quarter of the shorter side; None
-            uses no subspace in this group. AdamW steps parameters that are no matrices, are not
+            uses no subspace in this group. AdamW steps parameters that are not matrices, are not
             larger than `rank` on both sides, or are kept in full precision by `full_precision` or
             `overrides`.
         scale: the update is multiplied by its square root; 1 by default.

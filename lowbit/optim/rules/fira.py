@@ -28,7 +28,7 @@ class Fira(SubspaceOptimizer):
             factor gamma per step; False by default.
         gamma: largest growth factor of that norm; 1.01 by default, at least 1.
         rank: of the subspace; 128 by default. "quarter" is a quarter of the shorter side; None uses
-            no subspace in this group. AdamW steps parameters that are no matrices, are not larger
+            no subspace in this group. AdamW steps parameters that are not matrices, are not larger
             than `rank` on both sides, or are kept in full precision.
         alpha: the factor of the update inside the subspace; 1 by default.
         maximize, foreach, state_format, param_format, full_precision, seed, overrides, min_numel,

@@ -53,9 +53,9 @@ class Muon(OrthogonalOptimizer):
             state_memory: as in `Adam`.
 
     Raises:
-        ValueError: an argument is out of range, the messages are torch's; a parameter is no matrix
-            and no batch of them, lies in flat shards, is sharded where state cannot follow, or
-            cannot be split so.
+        ValueError: an argument is out of range, the messages are torch's; a parameter is
+            neither a matrix nor a batch of them, lies in flat shards, is sharded where state cannot
+            follow, or cannot be split so.
     """
 
     @arguments.lists(MuonOptions, DEFAULTS)

@@ -71,7 +71,7 @@ def attempt(how, path, seed):
             dcp.save(state, storage_writer=written)
         else:
             dcp.async_save(state, storage_writer=written).result()
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return f"{type(error).__name__}: {error}"
     return "no error"
 

@@ -79,7 +79,7 @@ def fails(path):
     target = {k: torch.zeros_like(t) for k, t in tensors().items()}
     try:
         dcp.load(target, storage_reader=checkpoint.Reader(path))
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return str(error)
     return "no error"
 

@@ -79,7 +79,7 @@ def load(kind, path, state, **options):
 def refused(kind, path, state, **options):
     try:
         load(kind, path, state, **options)
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return str(error)
     raise AssertionError("the load succeeded")
 

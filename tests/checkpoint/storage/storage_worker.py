@@ -92,7 +92,7 @@ def refusal(path, dim):
     """What a load of a damaged checkpoint says to this rank."""
     try:
         load("lowbit", path, dim)
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return str(error)
     return "no error"
 
@@ -233,7 +233,7 @@ def fails_on_one(path, dim):
         with contextlib.suppress(AttributeError):
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         dcp.save(state(dim, 1), storage_writer=checkpoint.Writer(path))
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return f"{type(error).__name__}: {error}"
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
@@ -250,7 +250,7 @@ def stopped_on_one(path):
     told = []
     try:
         dcp.save(state(0), storage_writer=checkpoint.Writer(path, **stopped))
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         told.append(str(error))
     dist.barrier()
     assert not os.path.exists(path)
@@ -271,7 +271,7 @@ def no_bar_on_one(path):
     source = checkpoint.Reader(path, progress=progress, process_group=group)
     try:
         dcp.load({"w": torch.zeros(1000)}, storage_reader=source, process_group=group)
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         return str(error)
     finally:
         del sys.modules["tqdm.auto"]
@@ -300,7 +300,7 @@ def one_dies(store, path, rank, ranks, who, way):
         )
         if way == "async_save":
             saving.result()
-    except BaseException as error:  # torch's CheckpointException is no Exception
+    except BaseException as error:  # torch's CheckpointException is not an Exception
         print(json.dumps([type(error).__name__, time.monotonic() - begin]), flush=True)
     os._exit(0)  # nobody answers any more: a process group cannot be closed
 

@@ -138,7 +138,7 @@ def test_nothing_of_a_file_is_executed(tmp_path):
         warnings.simplefilter("ignore")
         dcp.save({"w": torch.ones(3), "evil": Evil(marker)}, checkpoint_id=path, no_dist=True)
     state = {"w": torch.zeros(3), "evil": None}
-    with pytest.raises(dcp.api.CheckpointException, match="evil is no plain data"):
+    with pytest.raises(dcp.api.CheckpointException, match="evil is not plain data"):
         load(state, path)
     assert not marker.exists()
     part = {"w": torch.zeros(3)}

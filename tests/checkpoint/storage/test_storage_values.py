@@ -159,7 +159,7 @@ def test_a_value_that_could_not_be_loaded_is_not_saved(tmp_path, kind):
     save(state, tmp_path / "run", opaque=True)
     got = load({"first": torch.zeros(3)}, tmp_path / "run")
     assert got["first"].sum() == 3
-    with pytest.raises(dcp.api.CheckpointException, match=r"deep\.value is no plain data"):
+    with pytest.raises(dcp.api.CheckpointException, match=r"deep\.value is not plain data"):
         load({"deep": {"value": None}}, tmp_path / "run")
     with pytest.raises(checkpoint.CheckpointError, match=r"deep\.value.*is opaque"):
         checkpoint.verify(tmp_path / "run")
@@ -193,7 +193,7 @@ def test_one_tensor_of_an_odd_dtype_does_not_hide_the_rest(tmp_path, writer):
     else:
         dcp.save(state, checkpoint_id=path, no_dist=True)
     assert load({"first": torch.zeros(3)}, path)["first"].sum() == 3
-    with pytest.raises(dcp.api.CheckpointException, match="q is no plain data"):
+    with pytest.raises(dcp.api.CheckpointException, match="q is not plain data"):
         load({"q": None}, path)
     assert "first" in checkpoint.Checkpoint(path).tensors
     checkpoint.inspect(path)
@@ -362,7 +362,7 @@ def test_a_value_that_is_too_large_is_called_so(tmp_path):
         dcp.api.CheckpointException, match=r"order is too large for one value"
     ) as caught:
         save({"order": list(range(4_300_000))}, tmp_path / "run")
-    assert "save it as a tensor" in str(caught.value) and "no plain data" not in str(caught.value)
+    assert "save it as a tensor" in str(caught.value) and "not plain data" not in str(caught.value)
 
 
 def test_the_check_of_a_value_copies_no_tensor():

@@ -254,7 +254,7 @@ def test_what_cannot_be_told_is_refused_by_name(tmp_path, change, message):
 def test_numbers_that_are_no_corrections_are_found_while_they_are_written(tmp_path):
     file = flash_file(entries(True))
     file["state"][0]["error_bits"][3, 4] = 0.5
-    assert "is no whole number of 8 bits" in convert(tmp_path, file, "lowbit", code=3)
+    assert "is not a whole number of 8 bits" in convert(tmp_path, file, "lowbit", code=3)
 
 
 def test_what_flashoptim_cannot_keep(tmp_path):

@@ -269,7 +269,7 @@ def no_layout(entry, qstate):
         (other_scales, "rank1-group"),
         (no_map, "linear maps are not read"),
         (short, "3071 codes' bytes where 3073 belong"),
-        (long_map, "no power of two"),
+        (long_map, "not a power of two"),
         (falling_map, "does not rise"),
         (no_layout, "no scaled_shape"),
     ],

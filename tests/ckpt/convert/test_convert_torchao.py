@@ -332,7 +332,7 @@ def test_a_directory(tmp_path, kind):
 
 def test_a_directory_of_ranks(made, tmp_path):
     """FSDP2 on two ranks: one subclass for each, blocks of its own,
-    and plain ones where a part is no multiple of a block.
+    and plain ones where a part is not a multiple of a block.
     """
     from tests.support.kinds import catalog
 

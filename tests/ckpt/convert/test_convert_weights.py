@@ -185,7 +185,7 @@ def no_weight(content):
     [
         (numbered, "does not tell its name"),
         (other_shape, "has the shape [3]"),
-        (not_float32, "is no float32 tensor"),
+        (not_float32, "is not a float32 tensor"),
         (no_weight, "has no weight up.weight"),
     ],
 )

@@ -40,7 +40,7 @@ EDITS = {
         "zero 1",
         rank_file(0),
         lambda c: set_fragment(c, 10, -4),
-        "no two numbers",
+        "not two numbers",
     ),
     "a slice that is too short": (
         "zero 1",

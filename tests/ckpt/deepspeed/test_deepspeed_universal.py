@@ -170,12 +170,12 @@ UNWRITABLE = {
     ),
     "a weight of another shape": (
         plain(model={"w": torch.randn(5, 4)}),
-        "no float32 tensor of the weight's shape",
+        "not a float32 tensor of the weight's shape",
     ),
     **{
         f"a step of {step}": (
             plain(state={"step": torch.tensor(step, dtype=torch.float64)}),
-            "w: .*(no whole number|no count of steps that float32 holds)",
+            "w: .*(not a whole number|not a number of steps that float32 holds)",
         )
         for step in (float("nan"), 1e30, -3.0, 2.5, 16777218.0)
     },
@@ -187,7 +187,7 @@ UNWRITABLE = {
                 "param_groups": [{**plain()["optim"]["param_groups"][0], "params": ["../w"]}],
             },
         ),
-        "no name of a folder",
+        "not a folder name",
     ),
 }
 

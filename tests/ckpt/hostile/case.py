@@ -53,7 +53,7 @@ class Case:
 CASES: dict[str, Case] = {}
 # What says enough of any input: the words of the checks that come first.
 ALSO = (
-    "neither a file|too many elements|6[34] bits|negated view|no plain value|local header|byte "
+    "neither a file|too many elements|6[34] bits|negated view|not a plain value|local header|byte "
     "order|of a file of|neither text"
 )
 

@@ -121,7 +121,7 @@ class Directory:
         self.paths[name] = tuple(path)
 
     def value(self, name: str, value: object, *path: object) -> None:
-        """A value that is no tensor."""
+        """A value that is not a tensor."""
         self.tensors[name] = Raw(glob(MODULE, "BytesStorageMetadata") + b")\x81")
         self.items[name, None] = Item("__0_0.distcp", dump(value), [], None)
         if path:

@@ -231,7 +231,7 @@ def test_numbers_of_every_dtype_as_settings(tmp_path, kind, scalar):
             back = torch.load(tmp_path / "b.pt", weights_only=False)
             value = back["optimizer"]["param_groups"][0]["weight_decay"]
             assert type(value) is type(wanted) and value == wanted
-            assert same(back["mine"], np.array(1.5))  # which is no setting
+            assert same(back["mine"], np.array(1.5))  # which is not a setting
         assert json.loads(run("inspect", tmp_path / source, "--json").stdout)["dialect"] == "torch"
         run("convert", tmp_path / source, tmp_path / "s.safetensors", "--force")
         run("convert", tmp_path / "s.safetensors", tmp_path / "t.pt", "--force")

@@ -57,7 +57,7 @@ def missing(sim: str) -> str | None:
         return f"make simulate needs SIM=FOLDER, a folder with a built GPGPU-Sim: {page}"
     for name in NEEDED:
         if not (Path(sim) / name).exists():
-            return f"make simulate: SIM={sim} has no {name}, so it is no built GPGPU-Sim: {page}"
+            return f"make simulate: SIM={sim} has no {name}, so it is not a built GPGPU-Sim: {page}"
     if shutil.which("nvcc") is None:
         return "make simulate: nvcc, which makes the PTX, is not on PATH"
     return None

@@ -74,7 +74,9 @@ def test_one_that_is_trained_later_is_refused():
     opt = lowbit.AdamW([("frozen", frozen), *net().named_parameters()])
     frozen.requires_grad_(True)
     frozen.grad = torch.ones_like(frozen)
-    with pytest.raises(ValueError, match="parameter 'frozen' is float64, which is not served"):
+    with pytest.raises(
+        ValueError, match="parameter 'frozen' is float64, which lowbit does not support"
+    ):
         opt.step()
 
 

@@ -37,7 +37,7 @@ SENSELESS = [
         {"state_format": {"exp_avg": {"format": "dynamic8", "blok": 64}}},
         "blok",
     ),
-    ("neither preset nor format", {"state_format": {"exp_avg": 8}}, "is no state format"),
+    ("neither preset nor format", {"state_format": {"exp_avg": 8}}, "is not a state format"),
     ("unsigned for signed", {"state_format": "dynamic8_unsigned"}, "negative values"),
     ("factored for signed", {"state_format": "factored"}, "negative values"),
     ("factored for signed by name", {"state_format": {"exp_avg": "factored"}}, "negative values"),
@@ -90,7 +90,7 @@ SENSELESS = [
         {"overrides": {"body.*": {"state_format": "9bit"}}},
         "named '9bit'",
     ),
-    ("a threshold that is no number", {"min_numel": 1.5}, "min_numel"),
+    ("a threshold that is not a number", {"min_numel": 1.5}, "min_numel"),
     ("an unknown parameter format", {"param_format": "nope"}, "no parameter format"),
     (
         "a parameter format of another dtype in an override",

@@ -78,7 +78,8 @@ MISTAKES = {
     "an entry of a group that is nearly an option": (
         lambda: lowbit.AdamW([{"params": net().parameters(), "state_fromat": "4bit"}]),
         UserWarning,
-        "entry 'state_fromat', which is no option and has no effect; did you mean 'state_format'",
+        "entry 'state_fromat', which is not an option, so it has no effect; "
+        "did you mean 'state_format'",
     ),
     "an argument that is nearly an option": (
         lambda: build(state_fromat="4bit"),
@@ -134,7 +135,7 @@ MISTAKES = {
     "a number of bits": (
         lambda: build(state_format=8),
         ValueError,
-        "8 is no state format; did you mean '8bit'",
+        "8 is not a state format; did you mean '8bit'",
     ),
     "a whole checkpoint": (
         load_whole,
@@ -152,7 +153,7 @@ MISTAKES = {
     "a state dict without state": (
         lambda: build().load_state_dict({"param_groups": []}),
         ValueError,
-        r"no state dict of an optimizer: it holds 'param_groups' and no 'state'",
+        r"not an optimizer's state dict: it holds 'param_groups' and no 'state'",
     ),
     "an optimizer loaded after float32 weights": (
         load_after_float32_weights,
@@ -224,7 +225,7 @@ def test_the_page_lists_every_message_once():
     }
 
 
-# What is no mistake
+# What is not a mistake
 
 
 @pytest.fixture

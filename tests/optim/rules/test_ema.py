@@ -442,7 +442,7 @@ def test_what_does_not_fit_is_refused_before_anything_is_written():
     ):
         with pytest.raises(ValueError, match=message):
             ema.load_state_dict({**saved, "average_bfloat16": whole, **more})
-    with pytest.raises(ValueError, match="no state dict of EMA or AveragedModel, but has state"):
+    with pytest.raises(ValueError, match="not a state dict of EMA or AveragedModel, but has state"):
         ema.load_state_dict({"state": {}})
     assert ema.n_averaged == 0
     assert all(torch.equal(ema.averages[name], t) for name, t in before.items())

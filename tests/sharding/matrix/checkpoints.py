@@ -195,7 +195,7 @@ def refused(what: Callable[[], None]) -> str | None:
     mine = None
     try:
         what()
-    except (Exception, CheckpointException) as error:  # the latter is no Exception
+    except (Exception, CheckpointException) as error:  # the latter is not an Exception
         mine = said_of(error)
     every: list[str | None] = [None] * dist.get_world_size()
     dist.all_gather_object(every, mine)

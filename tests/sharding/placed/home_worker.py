@@ -22,7 +22,7 @@ import lowbit
 from tests.sharding.same_bytes import equal
 
 # [experts, width, hidden]; experts that ranks do not divide; fewer experts than ranks; four
-# dimensions. What is no expert is on every rank.
+# dimensions. What is not an expert is on every rank.
 SHAPES = {
     "down": (4, 24, 32),
     "uneven": (5, 12, 48),

@@ -30,7 +30,7 @@ Result<Stored> Archive::stored(const Tensor& tensor, const Chunk&) {
 
 Result<Value> Archive::value(const Blob& blob) {
   if (blob.value) return *blob.value;
-  return bad(what_ + ": " + printable(blob.name) + ": is no plain value");
+  return bad(what_ + ": " + printable(blob.name) + ": is not a plain value");
 }
 
 Result<std::vector<Record>> Archive::records(const FileExtent& extent, const std::string&) {

@@ -31,7 +31,7 @@ class Archive : public Container {
   /// Adds a tensor to the manifest; a second tensor of the same flat name is an error.
   Status add(Manifest& manifest, Tensor tensor, Stored stored);
   void add(Record record) { records_.push_back(std::move(record)); }
-  /// Adds a value that is no tensor.
+  /// Adds a value that is not a tensor.
   Status add(Manifest& manifest, Path path, Value value);
   /// The last step: makes this the container of the manifest.
   void finish(std::shared_ptr<Archive> self, ContainerKind kind, Manifest& manifest);

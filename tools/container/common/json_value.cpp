@@ -16,7 +16,7 @@ class Builder {
   bool null() { return add(Value::none()); }
   bool boolean(bool b) { return add(Value::boolean(b)); }
   bool number_integer(int64_t n) {
-    // JSON accepts "-0" as a number, but it is no size.
+    // JSON accepts "-0" as a number, but it is not a size.
     return n < 0 ? add(Value::number(n)) : no("has a number written as -0");
   }
   bool number_unsigned(uint64_t n) {

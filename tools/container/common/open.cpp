@@ -44,7 +44,7 @@ bool is_old_pickle(std::string_view head) {
   return false;
 }
 
-/// A file of a directory of torch.distributed.checkpoint is no checkpoint by itself.
+/// A file of a directory of torch.distributed.checkpoint is not a checkpoint by itself.
 Status check_no_part(const std::string& path) {
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (!is_dcp_file(name)) return fine();
@@ -175,7 +175,7 @@ Error unknown_folder(const std::string& path, const std::vector<std::string>& na
   if (entries.empty()) return bad(what + ": is an empty folder");
   if (!files.empty())
     return bad(what +
-               (files.size() == 1 ? ": is no checkpoint, but holds a file; give it: "
+               (files.size() == 1 ? ": is not a checkpoint, but holds a file; give it: "
                                   : ": is a folder of several files; give one of them: ") +
                some(files));
   if (const Status other = check_other_files(path, names); !other.ok()) return other.error();
@@ -183,13 +183,14 @@ Error unknown_folder(const std::string& path, const std::vector<std::string>& na
     return bad(what +
                ": holds checkpoints of Orbax (JAX), one folder for each step; restore one with "
                "Orbax and save the arrays as safetensors (safetensors.flax.save_file)");
-  return bad(what + ": is no checkpoint of a kind that is known here (it holds " + some(entries) +
+  return bad(what + ": is not a checkpoint of a kind that is known here (it holds " +
+             some(entries) +
              "); give the folder of one save, or a file of torch.save or safetensors; else load "
              "it with the program that wrote it, and save its state dicts with torch.save or "
              "dcp.save");
 }
 
-/// How a folder lies on disk, an error where it is no checkpoint by itself.
+/// How a folder lies on disk, an error where it is not a checkpoint by itself.
 Result<ContainerKind> kind_of_folder(const std::string& path) {
   ASSIGN_OR_RETURN(folder, open_folder(path));
   ASSIGN_OR_RETURN(names, folder->list());
@@ -221,7 +222,7 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
   ASSIGN_OR_RETURN(deepspeed, kind_of_deepspeed(*folder, names));
   if (deepspeed) return *deepspeed;
   if (!folders.empty())
-    return bad(what + ": is no checkpoint, but holds some; give one of them: " + folders);
+    return bad(what + ": is not a checkpoint, but holds some; give one of them: " + folders);
   const bool sharded =
       folder->has("model.safetensors.index.json") || folder->has("pytorch_model.bin.index.json");
   if (sharded && !files.empty())

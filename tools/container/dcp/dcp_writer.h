@@ -49,7 +49,7 @@ class DcpWriter {
   Status write_tensors();
   Status write_tensor(size_t i);
   Status write_band(size_t i, const Box& band, std::span<const size_t> chunks);
-  /// One chunk of a tensor subclass that is no item of the source.
+  /// One chunk of a tensor subclass that is not an item of the source.
   Status write_subclass(size_t i, size_t c);
   Status count(uint64_t bytes);
 

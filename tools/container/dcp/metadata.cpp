@@ -178,7 +178,7 @@ class Parser : MetadataPickle {
   }
 
   /// A tensor of a dtype that is not read, such as a quantized one: an item like that of any value
-  /// that is no plain data, or several, so that the rest of the directory can be read.
+  /// that is not plain data, or several, so that the rest of the directory can be read.
   Status unread(const std::string& name, std::string_view dtype, uint64_t place) {
     const auto known = stored_.find(name);
     if (known == stored_.end()) return no(printable(name) + " is stored nowhere");
@@ -229,7 +229,7 @@ class Parser : MetadataPickle {
     std::unordered_map<std::string_view, NodeId> paths;
     out_.has_paths = p_.is(planner, Kind::kDict);
     if (!out_.has_paths && planner != kNoNode && !p_.is(planner, Kind::kNone))
-      return no("has planner_data, the paths of its leaves, that is no dict");
+      return no("has planner_data, the paths of its leaves, that is not a dict");
     const auto items = p_.items(planner);
     for (size_t i = 0; out_.has_paths && i + 1 < items.size(); i += 2) {
       if (!p_.is(items[i], Kind::kString) || !p_.is(items[i + 1], Kind::kTuple))

@@ -28,7 +28,7 @@ struct Recorded {
 
 /// The digest of a value's item in a directory, by its bytes.
 Result<std::string> value_digest(const Manifest& manifest, const Blob& blob);
-/// Null where the checkpoint is no directory or has no such file.
+/// Null where the checkpoint is not a directory or has no such file.
 Result<std::optional<Recorded>> read_recorded(const Manifest& manifest);
 
 }  // namespace lowbit::ckpt

@@ -145,7 +145,7 @@ class ValueWriter {
     const NodeId attributes = p_.attributes(id);  // such as `_metadata` of a module's state dict
     if (attributes == kNoNode) return fine();
     if (!p_.is(attributes, Kind::kDict))
-      return bad(what_ + ": has an OrderedDict whose attributes are no dict");
+      return bad(what_ + ": has an OrderedDict whose attributes are not a dict");
     RETURN_IF_ERROR(value(attributes, depth + 1));
     w_.build();
     return fine();
@@ -199,7 +199,7 @@ class ValueWriter {
     constexpr const char* kCodes[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
                                       "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
     if (std::find(std::begin(kCodes), std::end(kCodes), code) == std::end(kCodes))
-      return bad(what_ + ": holds numpy's dtype " + printable(code) + ", which is no number");
+      return bad(what_ + ": holds numpy's dtype " + printable(code) + ", which is not a number");
     const NodeId order = p_.item(p_.item(id, 2), 1);
     if (p_.is(order, Kind::kString) && p_.text(order) == ">")
       return bad(what_ + ": holds numbers of numpy in the byte order of another machine");

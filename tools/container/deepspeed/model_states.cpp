@@ -23,9 +23,9 @@ Result<Shape> shape_of(const Value* value, const std::string& what) {
   const bool list =
       value != nullptr && (value->is(Value::Kind::kSize) || value->is(Value::Kind::kTuple) ||
                            value->is(Value::Kind::kList));
-  if (!list) return bad(what + ": is no shape");
+  if (!list) return bad(what + ": is not a shape");
   for (const Value& size : value->items) {
-    if (!size.is(Value::Kind::kInt)) return bad(what + ": is no shape");
+    if (!size.is(Value::Kind::kInt)) return bad(what + ": is not a shape");
     out.push_back(size.integer);
   }
   ASSIGN_OR_RETURN(count, elements(out, what));
@@ -92,7 +92,7 @@ Result<ModelStates> read_model_states(const PartFile& file) {
                         path[0].number <= static_cast<int64_t>(out.groups.size());
     const bool empty = path.size() == 1 && leaf.value != nullptr && leaf.value->is_dict();
     if (!listed || (path.size() != 2 && !empty))
-      return Status(bad(what + " are no list of names and shapes: it was not saved under ZeRO"));
+      return Status(bad(what + " are not a list of names and shapes: it was not saved under ZeRO"));
     if (path[0].number == static_cast<int64_t>(out.groups.size())) out.groups.emplace_back();
     return empty ? fine() : add_shape(out.groups.back(), seen, path[1], leaf.value, what);
   }));
@@ -206,7 +206,7 @@ Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, 
   RETURN_IF_ERROR(file.for_below(groups, [&](const Path& path, const FileLeaf& leaf) -> Status {
     const std::string what = file.what() + ": its param_groups";
     if (path.size() < 2 || path[0].kind != Key::Kind::kIndex)
-      return bad(what + " are no list of dicts");
+      return bad(what + " are not a list of dicts");
     numbers.insert(path[0].number);
     // Names are keys here.
     if (path[1].text() == "param_names") return fine();
@@ -214,7 +214,7 @@ Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, 
     full.insert(full.end(), path.begin(), path.end());
     if (path[1].text() != "params") return parts.add(manifest, std::move(full), file, leaf);
     if (leaf.value == nullptr || !leaf.value->is(Value::Kind::kList))
-      return bad(what + " hold params that are no list");
+      return bad(what + " hold params that are not a list");
     Value names = Value::list({});
     for (const Value& id : leaf.value->items) {
       const bool fits = id.is(Value::Kind::kInt) && id.integer >= 0 &&

@@ -55,13 +55,13 @@ Result<Payload> PartFile::payload(const Tensor& tensor) const {
 
 Result<double> PartFile::number(const Tensor& tensor) const {
   const std::string what = what_ + ": " + printable(tensor.name);
-  if (volume(tensor.shape) != 1) return bad(what + " is no number");
+  if (volume(tensor.shape) != 1) return bad(what + " is not a number");
   ASSIGN_OR_RETURN(stored, manifest_.container->stored(tensor, tensor.chunks[0]));
-  if (!stored.cls.empty()) return bad(what + " is no number");
+  if (!stored.cls.empty()) return bad(what + " is not a number");
   const Payload& from = stored.parts[0].second;
   char bytes[8] = {};
   const auto width = static_cast<uint64_t>(from.dtype->bytes);
-  if (width > sizeof bytes) return bad(what + " is no number");
+  if (width > sizeof bytes) return bad(what + " is not a number");
   RETURN_IF_ERROR(
       manifest_.container->reader().read(from.record, from.first * width, bytes, width, what));
   const auto as = [&]<class T>(T x) {
@@ -178,7 +178,7 @@ Status Parts::add(Manifest& manifest, Path path, const std::vector<Slice>& slice
     const Payload& from = slice.from;
     const std::string file = files_.name(from.record.file);
     if (from.shape.size() != 1 || (from.shape[0] > 1 && from.stride[0] != 1))
-      return bad(what + ": is no flat vector in " + file);
+      return bad(what + ": is not a flat vector in " + file);
     const uint64_t held = volume(from.shape);
     if (slice.first > held || slice.count > held - slice.first)
       return bad(what + ": its slice in " + file + " is elements " + std::to_string(slice.first) +

@@ -80,7 +80,7 @@ Status check_rank_count(const PartFile& file, const Parts& parts, size_t files, 
   if (said->is(Value::Kind::kList)) counts = said->items;
   for (const Value& count : counts) {
     if (!count.is(Value::Kind::kInt) || count.integer < 1)
-      return bad(file.what() + ": its partition_count is no number of ranks");
+      return bad(file.what() + ": its partition_count is not a number of ranks");
     if (count.integer != counts[0].integer)
       return bad(file.what() +
                  ": its groups are cut for different numbers of ranks, as with "

@@ -227,7 +227,7 @@ class UniversalReader {
         const FileLeaf leaf = part->find({});
         const bool number =
             leaf.value != nullptr || (leaf.tensor != nullptr && volume(leaf.tensor->shape) == 1);
-        if (!number) return bad(part->what() + ": is no number");
+        if (!number) return bad(part->what() + ": is not a number");
         RETURN_IF_ERROR(parts_.add(manifest_, state_path_of(name, "step"), *part, leaf));
         stepped = true;
         continue;

@@ -110,7 +110,7 @@ class ZeroReader {
                              leaf.value->items[1].integer >= 0;
           if (!known)
             return bad(file.what() + ": what param_slice_mappings say of " +
-                       printable(flat_name(path)) + " are no two numbers");
+                       printable(flat_name(path)) + " are not two numbers");
           out.push_back({path[0].text(), static_cast<uint64_t>(leaf.value->items[1].integer),
                          static_cast<uint64_t>(leaf.value->items[0].integer)});
           return fine();
@@ -154,7 +154,7 @@ class ZeroReader {
                    " is of a parameter's slice by itself, quantized, as lowbit keeps it "
                    "under DeepSpeed; save with bind(engine, export=\"fp32\"), or by "
                    "lowbit.flat.get_state_dict and torch.distributed.checkpoint");
-      if (path.empty()) return bad(what + " is no dict");
+      if (path.empty()) return bad(what + " is not a dict");
       const std::string name = path[0].text();
       if (leaf.value != nullptr && leaf.value->is(Value::Kind::kNone)) return fine();
       const bool number = leaf.value != nullptr || leaf.tensor->shape.empty() ||

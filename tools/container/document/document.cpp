@@ -116,7 +116,7 @@ uint64_t Document::unchecked() const {
 
 namespace {
 
-/// A blob that is no plain value may be anything that Python pickles, but it must be whole.
+/// A blob that is not a plain value may be anything that Python pickles, but it must be whole.
 Status check_opaque(const Manifest& manifest, const Blob& blob) {
   std::vector<FileExtent> items = {blob.extent};
   items.insert(items.end(), blob.more.begin(), blob.more.end());

@@ -73,8 +73,8 @@ struct Leaf {
   // For a cut of a directory inside a block: the box as a leaf without a path, requantized, or
   // plain, as its library stores it. Empty: such a cut is an error.
   std::function<Result<Leaf>(const Box&)> recut = {};
-  // kValue; kOpaque: an item of a directory that is no plain value and is copied as it is, or the
-  // names of the classes of a file's objects, which cannot be written
+  // kValue; kOpaque: an item of a directory that is not a plain value and is copied as it is, or
+  // the names of the classes of a file's objects, which cannot be written
   Value value;
   const Blob* blob = nullptr;  // in Document::manifest, where it came from there unchanged
 
@@ -91,7 +91,7 @@ struct Document {
   std::vector<DictInfo> dicts = {};          // see Manifest; those without leaves are not written
   /// The flat path of the optimizer's state dict that is meant, where the user said it; "" is the top.
   std::optional<std::string> optimizer = {};
-  /// common.pt, where Megatron-Core has put one beside a DCP directory: what is no tensor.
+  /// common.pt, where Megatron-Core has put one beside a DCP directory: what is not a tensor.
   std::shared_ptr<const Document> common = {};
   /// Whose parameters are in which group, where the user said it and common.pt does not:
   /// "N=PATTERN", the number of a group and names in it.

@@ -203,7 +203,7 @@ Result<TorchArchive> torch_archive(const Document& document) {
     const std::string name = printable(leaf.name());
     if (leaf.kind == Leaf::Kind::kOpaque)
       return bad(name +
-                 ": is a pickled object that is no plain value, which only a directory can "
+                 ": is a pickled object that is not a plain value, which only a directory can "
                  "keep; --exclude leaves it out");
     if (leaf.kind == Leaf::Kind::kTensor && leaf.source == nullptr)
       return bad(name + ": is a tensor subclass in parts, which only its own dialect reads");

@@ -13,7 +13,7 @@ class LeafNames {
   /// An error if a leaf of the manifest has this path's flat name already. `what` names the
   /// checkpoint.
   Status take(const Manifest& manifest, const Path& path, const std::string& what);
-  /// Adds a value that is no tensor to the manifest's blobs.
+  /// Adds a value that is not a tensor to the manifest's blobs.
   Status add(Manifest& manifest, Path path, Value value, const std::string& what);
   /// The last leaf was added.
   void clear() { names_.clear(); }

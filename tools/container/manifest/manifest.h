@@ -70,7 +70,7 @@ struct DictInfo {
   Value attributes = {};  // a dict, or none
 };
 
-/// A leaf that is no tensor: an item with a pickled value (DCP), parsed on demand, or a value of
+/// A leaf that is not a tensor: an item with a pickled value (DCP), parsed on demand, or a value of
 /// the container's one tree.
 struct Blob {
   std::string name;

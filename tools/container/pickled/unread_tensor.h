@@ -12,7 +12,7 @@ namespace lowbit::ckpt {
 /// other node, and for a tensor that is wrong in some other way, which read_tensor tells.
 std::string unread_kind(const Pickle& pickle, NodeId node);
 
-/// What unread_kind says of torch's ShardedTensor begins so: it is no whole tensor.
+/// What unread_kind says of torch's ShardedTensor begins so: it is not a whole tensor.
 constexpr const char* kOneRank = "one rank's shards";
 
 }  // namespace lowbit::ckpt

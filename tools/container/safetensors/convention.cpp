@@ -259,7 +259,7 @@ Result<Described> leaf_of(const Value& v, const std::string& what) {
   RETURN_IF_ERROR(elements(out.shape, what).ok() ? fine()
                                                  : Status(bad(what + ": has a shape too large")));
   ASSIGN_OR_RETURN(plain, untyped(*attributes, what));
-  if (!plain.is_dict()) return bad(what + ": has attributes that are no dict");
+  if (!plain.is_dict()) return bad(what + ": has attributes that are not a dict");
   out.value = std::move(plain);
   for (size_t i = 0; i + 1 < parts->items.size(); i += 2) {
     if (!parts->items[i + 1].is(Value::Kind::kText))
@@ -326,7 +326,7 @@ Result<Description> parse_description(std::string_view json, const std::string& 
     info.ordered = ordered != nullptr && ordered->is(Value::Kind::kBool) && ordered->integer != 0;
     if (attributes != nullptr) {
       ASSIGN_OR_RETURN(value, untyped(*attributes, what));
-      if (!value.is_dict()) return bad(what + ": has attributes that are no dict");
+      if (!value.is_dict()) return bad(what + ": has attributes that are not a dict");
       info.attributes = std::move(value);
     }
     out.dicts.push_back(std::move(info));

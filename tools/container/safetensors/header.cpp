@@ -112,7 +112,7 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, uint64_t room
   SafetensorsHeader out;
   if (json[0] != '{') out.warnings.push_back("the header begins with a space");
   if (json.size() % 8 != 0)
-    out.warnings.push_back("the header's length is no multiple of 8: tensors are not aligned");
+    out.warnings.push_back("the header's length is not a multiple of 8: tensors are not aligned");
   for (size_t i = 0; i + 1 < root.items.size(); i += 2) {
     const std::string& name = root.items[i].text;
     const Value& given = root.items[i + 1];

@@ -24,7 +24,7 @@ class SafetensorsPlan {
     switch (leaf.kind) {
       case Leaf::Kind::kOpaque:
         return bad(what +
-                   ": is a pickled object that is no plain value, which only a directory can "
+                   ": is a pickled object that is not a plain value, which only a directory can "
                    "keep; --exclude leaves it out");
       case Leaf::Kind::kValue:
         d.kind = Described::Kind::kValue;

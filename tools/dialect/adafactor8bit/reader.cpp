@@ -91,7 +91,7 @@ struct Adafactor8bitReader : AdafactorEntry {
     ASSIGN_OR_RETURN(q, intact(name, wide ? "int16" : "uint8", wide ? "uint16" : "uint8"));
     ASSIGN_OR_RETURN(scale, intact(x + "_scale", "float32"));
     const auto shape = shape_in(entry, x + "_shape");
-    if (!shape) return bad(what(x + "_shape") + ": is no shape");
+    if (!shape) return bad(what(x + "_shape") + ": is not a shape");
     ASSIGN_OR_RETURN(count, elements(*shape, what(x + "_shape")));
     const uint64_t stored = volume(codes.shape), blocks = volume(scale->shape);
     if (blocks == 0 || stored % blocks != 0 || stored < count || stored - count >= stored / blocks)

@@ -183,7 +183,7 @@ struct BitsandbytesReader {
       layout.block = block;
       if (part > 0) RETURN_IF_ERROR(check_rows(*scales, n, block));
     } else {
-      if (volume(scales->shape) != 1) return bad(what("max" + digit) + ": is no single number");
+      if (volume(scales->shape) != 1) return bad(what("max" + digit) + ": is not a single number");
       if (const Leaf* next = bnb_tensor(entry, "new_max" + digit)) s.leaves.push_back(next);
     }
     layout.stored = layout.coded = n;
@@ -215,7 +215,7 @@ struct BitsandbytesReader {
       const auto b = static_cast<uint64_t>(block);
       if (form && (n + b - 1) / b == blocks) return block;
     }
-    return bad(what(key) + ": has the shape " + shape_text(shape) + ", which is no number of " +
+    return bad(what(key) + ": has the shape " + shape_text(shape) + ", which is not a number of " +
                "blocks of " + std::to_string(n) + " elements");
   }
 
@@ -230,7 +230,7 @@ struct BitsandbytesReader {
       return bad(what("absmax1") +
                  ": its last scale was never written, as by bitsandbytes' "
                  "AdEMAMix on a GPU where the number of elements (" +
-                 std::to_string(n) + ") is no multiple of " + std::to_string(block) +
+                 std::to_string(n) + ") is not a multiple of " + std::to_string(block) +
                  ": two blocks share one scale there, and the values cannot be recovered");
     return fine();
   }

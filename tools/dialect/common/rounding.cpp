@@ -136,7 +136,7 @@ Result<ChosenWeights> weights_of_params(const OptimizerTree& tree,
   return chosen;
 }
 
-/// All float32 weights of the model. Beside an optimizer a lone key is no weight.
+/// All float32 weights of the model. Beside an optimizer a lone key is not a weight.
 ChosenWeights weights_of_model(const std::vector<const Leaf*>& leaves, bool has_optimizer,
                                const std::set<std::string>& norms) {
   ChosenWeights chosen;

@@ -70,7 +70,7 @@ class Universal {
     const std::string name = printable(entry.name);
     if (!is_entry_name(entry.name) || entry.name == "optimizer_state.pt" || entry.name.size() > 200)
       return bad(name +
-                 ": is no name of a folder, which a Universal Checkpoint has for each "
+                 ": is not a folder name, which a Universal Checkpoint has for each "
                  "parameter");
     ASSIGN_OR_RETURN(weight, weights_.find(entry.name, Weights::Asked::kValues));
     if (weight == nullptr || weight->source == nullptr)
@@ -92,7 +92,7 @@ class Universal {
                    "; a Universal Checkpoint holds Adam's two "
                    "moments of every parameter");
       if (!is_float32(*leaf) || leaf->shape != weight->shape)
-        return bad(name + ": its " + state + " is no float32 tensor of the weight's shape " +
+        return bad(name + ": its " + state + " is not a float32 tensor of the weight's shape " +
                    shape_text(weight->shape));
       add(entry.name, state, moved(*leaf, {"param"}));
     }
@@ -111,7 +111,7 @@ class Universal {
     ASSIGN_OR_RETURN(step, whole_of(number, printable(entry.name) + ": step"));
     if (step < 0 || step > kMaxSteps)
       return bad(printable(entry.name) + ": " + std::to_string(step) +
-                 " is no count of steps that float32 holds, in which step.pt is");
+                 " is not a number of steps that float32 holds, in which step.pt is");
     // DeepSpeed steps all parameters at once, and stage 3 loads one count.
     if (step_ && *step_ != step)
       return bad(printable(entry.name) + ": was stepped " + std::to_string(step) +

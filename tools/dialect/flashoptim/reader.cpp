@@ -49,7 +49,7 @@ struct FlashOptimReader {
       return bad(what(name) + ": is there both plain and compressed");
     State state;
     if (plain != nullptr) {
-      if (plain->kind != Leaf::Kind::kTensor) return bad(what(name) + ": is no tensor");
+      if (plain->kind != Leaf::Kind::kTensor) return bad(what(name) + ": is not a tensor");
       state = plain_state(name, *plain);
     } else {
       state.name = name;
@@ -179,7 +179,7 @@ struct FlashOptimReader {
         const auto k = x >= -128 && x <= 127 ? static_cast<int8_t>(x) : int8_t{0};
         if (static_cast<float>(k) != x)
           return bad(what + ": element " + std::to_string(first + i) +
-                     " is no whole number of 8 bits, as master_bytewidth 3 says it is");
+                     " is not a whole number of 8 bits, as master_bytewidth 3 says it is");
         static_cast<int8_t*>(out)[i] = k;
       }
       return fine();

@@ -61,7 +61,7 @@ class LowbitReader {
       if (leaf->kind == Leaf::Kind::kValue) {
         if (!leaf->value.is(Value::Kind::kNone)) out_.numbers.emplace_back(name, leaf->value);
       } else if (leaf->kind != Leaf::Kind::kTensor || leaf->source == nullptr) {
-        return bad(printable(leaf->name()) + ": is no plain tensor, as lowbit's are");
+        return bad(printable(leaf->name()) + ": is not a plain tensor, as lowbit's are");
       } else if (split_key(name, state, format)) {
         RETURN_IF_ERROR(coded(state, *find_format(format), *leaf));
       } else if (name.find("_scale") != std::string::npos && scale_of_known(name)) {
@@ -135,13 +135,13 @@ class LowbitReader {
     };
     if (std::string_view(leaf->dtype->name) != "int64" || leaf->shape.size() != 1 ||
         leaf->shape[0] > 64 || leaf->source == nullptr)
-      return refused("is no shape, which is a row of at most 64 int64 numbers");
+      return refused("is not a shape, which is a row of at most 64 int64 numbers");
     Shape shape(static_cast<size_t>(leaf->shape[0]));
     RETURN_IF_ERROR(leaf->source->read(0, shape.size(), shape.data()));
     int64_t all = 1;
     for (const int64_t size : shape) {
       if (size < 0 || __builtin_mul_overflow(all, std::max<int64_t>(size, 1), &all))
-        return refused("is no shape that a tensor can have");
+        return refused("is not a shape that a tensor can have");
     }
     return std::optional(std::move(shape));
   }
@@ -222,8 +222,8 @@ class LowbitReader {
     if (const Leaf* scale = entry_.find(base)) {
       if (scale->kind != Leaf::Kind::kTensor || scale->dtype != info.scale_dtype ||
           scale->shape.size() != 2 || scale->shape[0] != rows || scale->source == nullptr)
-        return bad(printable(scale->name()) + ": is no " + info.scale_dtype->name + " matrix of " +
-                   std::to_string(rows) + " rows, as scales of blocks are");
+        return bad(printable(scale->name()) + ": is not a " + info.scale_dtype->name +
+                   " matrix of " + std::to_string(rows) + " rows, as scales of blocks are");
       const auto fits = [&](int block) {
         return info.scale_numbers * ceil_div(cols, block) == scale->shape[1];
       };
@@ -254,7 +254,7 @@ class LowbitReader {
       if (leaf == nullptr) return fine();
       if (leaf->kind != Leaf::Kind::kTensor || leaf->shape != Shape{n} ||
           std::string_view(leaf->dtype->name) != "float32" || leaf->source == nullptr)
-        return bad(printable(leaf->name()) + ": is no float32 tensor of " + std::to_string(n) +
+        return bad(printable(leaf->name()) + ": is not a float32 tensor of " + std::to_string(n) +
                    " scales");
       maxima.push_back({dim, leaf->source});
       s.bytes += leaf->bytes();
@@ -307,7 +307,7 @@ Result<Model> read_lowbit(std::shared_ptr<const Document> document, const Optimi
   }
   for (size_t i = 0; i < out.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    // Most of lowbit's states tell their shape: several weights that differ are no error yet.
+    // Most of lowbit's states tell their shape: several weights that differ are not an error yet.
     const auto weight = weights.find(entry.name, Weights::Asked::kShape);
     const Leaf* known = weight.ok() ? weight.value() : nullptr;
     RETURN_IF_ERROR(LowbitReader(entry, group_of[i], known, out.params[i]).run());

@@ -154,7 +154,7 @@ struct LpmmReader {
     const int bits = bits_of(entries);
     if (entries != uint64_t{1} << bits || map_leaf->shape.size() != 1)
       return bad(what(s.name) + ": its map has the shape " + shape_text(map_leaf->shape) +
-                 ", which is no power of two from 2 to 256");
+                 ", which is not a power of two from 2 to 256");
     std::vector<float> map(entries);
     RETURN_IF_ERROR(floats_of(*map_leaf)->read(0, entries, map.data()));
     for (size_t i = 1; i < map.size(); ++i) {
@@ -282,7 +282,7 @@ struct LpmmReader {
     if (along == 0 || one_group) {
       layout.block = 1;
       for (size_t d = 1; d < scaled.size(); ++d) layout.block *= scaled[d];
-      // The last group is filled up with zeros, which are no values.
+      // The last group is filled up with zeros, which are not values.
       if (param.known_shape) layout.count = std::min(layout.count, volume(param.shape));
     } else {
       cross_tile.push_back({along, float32_source(floats_of(*absmax))});

@@ -35,7 +35,7 @@ Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup
                                                  std::string& undecided,
                                                  std::vector<std::string>& warnings);
 
-/// An error of usage where one of `said` is no "N=PATTERN", its group is not there, or its pattern
+/// An error of usage where one of `said` is not "N=PATTERN", its group is not there, or its pattern
 /// matches none of the names in that group's optimizer. `params`: the names, by optimizer.
 Status check_members(const std::map<std::string, std::vector<MegatronGroup>>& groups,
                      const std::map<std::string, std::vector<std::string>>& params,

@@ -20,13 +20,13 @@ class LeafFloats : public Floats {
   explicit LeafFloats(const Leaf& leaf)
       : source_(leaf.source), dtype_(leaf.dtype), name_(leaf.name()) {}
   Status do_read_doubles(uint64_t first, uint64_t count, double* out) override {
-    if (source_ == nullptr) return bad(name_ + ": is no plain tensor");
+    if (source_ == nullptr) return bad(name_ + ": is not a plain tensor");
     if (dtype_->name == std::string_view("float64")) return source_->read(first, count, out);
     return Floats::do_read_doubles(first, count, out);
   }
   Status do_read(uint64_t first, uint64_t count, float* out) override {
     const std::string_view dtype = dtype_->name;
-    if (source_ == nullptr) return bad(name_ + ": is no plain tensor");
+    if (source_ == nullptr) return bad(name_ + ": is not a plain tensor");
     if (dtype == "float32") return source_->read(first, count, out);
     const auto width = static_cast<uint64_t>(dtype_->bytes);
     const ScratchBuffer memory(bytes_);

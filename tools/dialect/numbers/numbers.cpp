@@ -12,7 +12,7 @@ namespace lowbit::ckpt {
 Result<Value> number_of(const Leaf& leaf) {
   if (leaf.kind == Leaf::Kind::kValue) return leaf.value;
   if (leaf.kind != Leaf::Kind::kTensor || leaf.source == nullptr || volume(leaf.shape) != 1)
-    return bad(printable(leaf.name()) + ": is no number");
+    return bad(printable(leaf.name()) + ": is not a number");
   char bytes[16] = {};
   RETURN_IF_ERROR(leaf.source->read(0, 1, bytes));
   const std::string_view dtype = leaf.dtype->name;
@@ -39,14 +39,14 @@ Result<double> real_of(const Value& value, const std::string& what) {
   if (value.is(Value::Kind::kFloat)) return value.real;
   if (value.is(Value::Kind::kInt) || value.is(Value::Kind::kBool))
     return static_cast<double>(value.integer);
-  return bad(what + ": is no number");
+  return bad(what + ": is not a number");
 }
 
 Result<int64_t> whole_of(const Value& value, const std::string& what) {
   ASSIGN_OR_RETURN(real, real_of(value, what));
   constexpr double kMax = 9007199254740992.0;  // 2^53
   if (!(real >= -kMax && real <= kMax) || real != std::trunc(real))
-    return bad(what + ": " + std::to_string(real) + " is no whole number");
+    return bad(what + ": " + std::to_string(real) + " is not a whole number");
   return static_cast<int64_t>(real);
 }
 

@@ -10,7 +10,7 @@ namespace lowbit::ckpt {
 
 /// The value of a leaf, or the only element of a tensor.
 Result<Value> number_of(const Leaf& leaf);
-/// The value as a double. A value that is no number is an error, which names `what`.
+/// The value as a double. A value that is not a number is an error, which names `what`.
 Result<double> real_of(const Value& value, const std::string& what);
 /// The value as an integer that a double represents exactly; anything else is an error.
 Result<int64_t> whole_of(const Value& value, const std::string& what);

@@ -60,7 +60,7 @@ Result<std::map<const Leaf*, const Leaf*>> weights_of_masters(const OptimizerTre
   std::map<const Leaf*, const Leaf*> replaced;
   for (const auto& [master, entry] : masters) {
     const std::string what = printable(master->name());
-    if (!is_float32(*master)) return bad(what + ": is no float32 tensor, as master weights are");
+    if (!is_float32(*master)) return bad(what + ": is not a float32 tensor, as master weights are");
     if (entry->name.empty())
       return bad(what + ": is the master weight of " + shown(*entry) +
                  ", and the checkpoint does not tell its name: save the optimizer by names "

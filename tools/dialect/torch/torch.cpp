@@ -66,7 +66,7 @@ Result<Model> read(std::shared_ptr<const Document> document, const OptimizerTree
       }
       if (!is_float(*leaf))
         return bad(printable(leaf->name()) +
-                   ": is no tensor of floating-point numbers, so it is not "
+                   ": is not a tensor of floating-point numbers, so it is not "
                    "torch's; convert --from says whose it is");
       State s;
       s.name = name;

@@ -4,7 +4,7 @@
 // and (but for fp8) `qmap`, in blocks of the flattened tensor; parameters that are small, or no
 // multiple of a block, have plain tensors. The length of a block follows from the sizes. A
 // directory of ranks holds one subclass for each rank's part, with blocks of its own, and a rank
-// whose part is no multiple of a block holds a plain one.
+// whose part is not a multiple of a block holds a plain one.
 #include "dialect/torchao/torchao.h"
 
 #include <algorithm>

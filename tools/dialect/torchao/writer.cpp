@@ -156,7 +156,7 @@ class TorchaoWriter {
     const size_t first = out_.leaves.size();
     RETURN_IF_ERROR(add_groups(
         model_, [&](const Group& group) { return settings_of(group, table); }, out_.leaves));
-    // torchao refuses a learning rate that is no tensor.
+    // torchao refuses a learning rate that is not a tensor.
     for (size_t i = first; i < out_.leaves.size(); ++i) {
       Leaf& leaf = out_.leaves[i];
       const std::string last = leaf.path.back().text();

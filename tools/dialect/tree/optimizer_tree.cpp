@@ -117,7 +117,7 @@ class Finder {
         leaf.kind == Leaf::Kind::kOpaque && (!leaf.value.is_opaque() || plain.is_opaque());
     if (opaque || leaf.kind == Leaf::Kind::kSubclass) {
       return bad(printable(leaf.name()) +
-                 ": is no plain value, so what the optimizer is set to cannot be read");
+                 ": is not a plain value, so what the optimizer is set to cannot be read");
     }
     if (leaf.kind == Leaf::Kind::kTensor && volume(leaf.shape) != 1) {
       out_.warnings.push_back(printable(leaf.name()) + ": is a tensor and is left out");
@@ -213,7 +213,7 @@ class Finder {
     for (size_t number = 0; number < groups_.items.size(); ++number) {
       const Value& said = groups_.items[number];
       Group group;
-      if (!said.is_dict()) return bad("param_groups holds something that is no group");
+      if (!said.is_dict()) return bad("param_groups holds something that is not a group");
       if (const auto at = tensors_.find(static_cast<int64_t>(number)); at != tensors_.end())
         group.tensors = at->second;
       const Value *params = said.find("params"), *names = said.find("param_names");

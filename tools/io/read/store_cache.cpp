@@ -25,7 +25,7 @@ const StoreCache::Window* StoreCache::find(Object& object, uint64_t at) {
 
 uint64_t StoreCache::ahead_of(Object& object, uint64_t offset, uint64_t end) {
   auto& streams = object.streams;
-  // A row's padding or an item's header between two reads is no jump.
+  // A row's padding or an item's header between two reads is not a jump.
   const auto mine = std::find_if(streams.begin(), streams.end(), [&](const Stream& s) {
     return s.end <= offset && offset - s.end <= kBlock;
   });

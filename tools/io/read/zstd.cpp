@@ -34,7 +34,7 @@ Status unpack(const File& file, uint64_t offset, uint64_t length, const std::str
     ZSTD_outBuffer out{content.data(), content.size(), 0};
     left = ZSTD_decompressStream(context.get(), &out, &in);
     if (ZSTD_isError(left) != 0)
-      return damaged(what + ": is no sound zstd frame: " + ZSTD_getErrorName(left));
+      return damaged(what + ": is not a sound zstd frame: " + ZSTD_getErrorName(left));
     if (left != 0 && out.pos == 0 && in.pos == before && at == length)
       return damaged(what + ": its zstd frame is cut off");
     ASSIGN_OR_RETURN(more, take(content.data(), out.pos));
@@ -52,7 +52,7 @@ Result<std::shared_ptr<File>> zstd_content(const File& file, uint64_t offset, ui
   const uint64_t n = std::min<uint64_t>(length, sizeof head);
   RETURN_IF_ERROR(file.read(offset, head, n));
   const unsigned long long said = ZSTD_getFrameContentSize(head, n);
-  if (said == ZSTD_CONTENTSIZE_ERROR) return bad(what + ": is no zstd frame");
+  if (said == ZSTD_CONTENTSIZE_ERROR) return bad(what + ": is not a zstd frame");
   const Error large = bad(what + ": its zstd frame unpacks to more than the " +
                           std::to_string(limit) + " bytes that it can need");
   if (said != ZSTD_CONTENTSIZE_UNKNOWN && said > limit) return large;

@@ -86,7 +86,7 @@ Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
     ASSIGN_OR_RETURN(there, folder_content(path));
     if (kind == Kind::kSave && !replace && (there.dcp || there.universal))
       return usage(shown + " exists; overwrite=True replaces it");
-    // First, for --force is no advice where it replaces nothing.
+    // First, for --force is no help where it replaces nothing.
     RETURN_IF_ERROR(check_others(there, kind, shown));
     if (kind != Kind::kSave && !replace) return usage(shown + " exists; --force replaces it");
   }

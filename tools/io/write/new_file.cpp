@@ -75,7 +75,7 @@ Status NewFile::check(const std::string& path, bool replace,
                                    "which --force does not replace; choose another name"};
   if (exists && !replace)
     return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
-  // A page in a folder that is read is no part of it.
+  // A page in a folder that is read is not part of it.
   for (const std::string& source : sources) {
     if (exists && content != Content::kPage && inside(path, source))
       return Error{Exit::kUsage, printable(path) + " lies in the source " + printable(source) +

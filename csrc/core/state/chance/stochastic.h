@@ -16,7 +16,7 @@
 
 namespace lowbit {
 
-/// Whether z is no multiple of x under a scale: it says kCurved.
+/// Whether z is not a multiple of x under a scale: it says kCurved.
 template <class Scale>
 LB_HD constexpr bool is_curved() {
   if constexpr (requires { Scale::kCurved; }) {
