@@ -193,7 +193,7 @@ docs: $(VENV)/docs  ## the documentation as a site, in out/site
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict >$(VENV)/docs.log 2>&1 || { cat $(VENV)/docs.log; exit 1; }
 	@echo "out/site/index.html"
 
-# Every parser under libFuzzer with address and undefined-behaviour sanitizers, going on from tests/ckpt/corpus and from earlier runs:
+# Every parser under libFuzzer with address and undefined-behaviour sanitizers, continuing from tests/ckpt/corpus and from earlier runs:
 #   make fuzz                                     FUZZ_SECONDS=60 for each target
 #   make fuzz TARGET=zip FUZZ_SECONDS=1800        one for longer
 FUZZ_SECONDS ?= 60

@@ -141,7 +141,7 @@ def main() -> None:
     for folder in ("two", "three"):  # of an earlier run
         shutil.rmtree(OUT / folder, ignore_errors=True)
     # The learning rate falls until step STEPS, where the checkpoint is written; then a run that
-    # goes on is compared with one that was resumed.
+    # continues is compared with one that was resumed.
     whole = ("--steps", str(STEPS + MORE), "--schedule", str(STEPS))
     exact = ("--exact", MICRO_BATCHES, *whole)
 

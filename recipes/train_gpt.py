@@ -283,7 +283,7 @@ def arguments() -> argparse.Namespace:
     )
     parser.add_argument("--save", metavar="DIR", help="write a checkpoint at the end")
     parser.add_argument(
-        "--save-step", type=int, metavar="N", help="write it after step N instead, and go on"
+        "--save-step", type=int, metavar="N", help="write it after step N instead, and continue"
     )
     parser.add_argument(
         "--resume", metavar="DIR", help="start from a checkpoint of any number of ranks"

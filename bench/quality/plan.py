@@ -201,7 +201,7 @@ def section(lines: Lines) -> list[str]:
         filled(
             "Planned are five seeds of every contestant, three with 10 M parameters over 160 "
             "steps, and one over 20,000 steps. `python -m bench.quality` runs what is missing, the "
-            "most useful first, and goes on where it was stopped. `--list` names what is missing, "
+            "most useful first, and resumes where it was stopped. `--list` names what is missing, "
             "and `--page` writes this page from `bench/results/quality.jsonl`."
         ),
         "",

@@ -1,6 +1,6 @@
 """The runs of docs/quality.md: what is planned, what is missing, and the lines of finished ones.
 
-Each finished run is a line of bench/results/quality.jsonl. A run that is cut off goes on from
+Each finished run is a line of bench/results/quality.jsonl. A run that is cut off continues from
 out/quality, where it was at most two minutes before. All runs of a seed begin with the same weights
 and see the same batches. Learning rates are tuned first, with another seed.
 """

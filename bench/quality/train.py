@@ -1,5 +1,5 @@
 """One run of a study: the recipe's GPT trained by a contestant, with a checkpoint every few minutes
-from which it goes on to the same bits.
+from which it continues to the same bits.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def optimizer(
 def converted(
     old: torch.optim.Optimizer, model: torch.nn.Module, study: Study, run: Run
 ) -> torch.optim.Optimizer:
-    """The optimizer that goes on in the middle of a run: with the old one's state dict, or a file
+    """The optimizer that continues in the middle of a run: with the old one's state dict, or a file
     of it that lowbit-ckpt has converted.
     """
     half = CONTESTANTS[run.name].half
@@ -108,7 +108,7 @@ def rate(study: Study, run: Run, step: int) -> float:
 
 
 class Progress:
-    """A file from which a run that was cut off goes on."""
+    """A file from which a run that was cut off continues."""
 
     def __init__(self, folder: pathlib.Path | None, run: Run, settings: dict[str, Any]) -> None:
         name = "-".join(str(x) for x in run.key().values())

@@ -147,7 +147,7 @@ def timed(work: Callable[[], object]) -> Turn:
         time.process_time() - used,
         COLLECTOR.seconds - collected,
     )
-    # A group of its own: an async save goes on, and its collectives are those of the default one.
+    # A group of its own: an async save continues, and its collectives are those of the default one.
     ranks = [torch.empty(3, dtype=torch.float64) for _ in range(dist.get_world_size())]
     dist.all_gather(ranks, torch.tensor(mine, dtype=torch.float64), group=TIMES[0])
     seconds, processor, collector = zip(*(t.tolist() for t in ranks), strict=True)

@@ -246,7 +246,7 @@ bool take(PyObject* param, PyObject* grad, TensorPair& row) {
   return good;
 }
 
-/// For each parameter and its gradient row(param, grad, row), which says whether to go on, if
+/// For each parameter and its gradient row(param, grad, row), which says whether to continue, if
 /// known(param, row).
 template <class Known, class Row>
 PyObject* each(PyObject* given, Known&& known, Row&& row) {

@@ -136,7 +136,7 @@ class Model:
         params: all parameters, in the order of the groups.
         groups: the parameter groups.
         warnings: oddities that do no harm.
-        refusal: why no optimizer of lowbit goes on from it; "" where one does.
+        refusal: why no optimizer of lowbit continues from it; "" where one does.
     """
 
     dialect: str

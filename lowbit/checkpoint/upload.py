@@ -66,7 +66,7 @@ class Upload:
         """
         kind = self.location.info("").kind
         if kind != MISSING and folder is not None and folder != (kind == FOLDER):
-            # Every reader looks for the object first, and would go on reading that one.
+            # Every reader looks for the object first, and would keep reading that one.
             what = "a folder, not an object" if kind == FOLDER else "an object, not a folder"
             raise CheckpointError(f"{self.url} exists and is {what}; choose another place", code=2)
         there = self._entries() if kind != OBJECT else {}

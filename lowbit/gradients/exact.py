@@ -117,7 +117,7 @@ class ExactAccumulator:
                 them.
             index: its number in the step, 0 to average - 1, each once over all ranks. It seeds
                 torch's generators by (seed, step, index) inside the context, so that dropout does
-                not depend on the rank; afterwards they go on as before. None: the rank has no
+                not depend on the rank; afterwards they continue as before. None: the rank has no
                 micro-batch while others have, and what it computes counts as zero. Without an
                 index, nothing is seeded.
             passes: how many backward passes the context has, 1 by default. A pipeline's schedule

@@ -116,7 +116,7 @@ def check_place(
     """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its
     parameters got hooks, or if one of `frozen` is trained now.
     """
-    if frozen and torch.is_grad_enabled():  # validation may go on
+    if frozen and torch.is_grad_enabled():  # validation may continue
         check_frozen(frozen)
     if sharding.inside_ddp(model):
         raise RuntimeError(

@@ -158,7 +158,7 @@ class EMA:
         finally:
             try:
                 written = self._take_out()
-            except BaseException:  # Ctrl-C: it goes on with the weight where it stopped
+            except BaseException:  # Ctrl-C: it continues with the weight where it stopped
                 self._take_out()
                 raise
         if written is not None:
@@ -203,7 +203,7 @@ class EMA:
         """Restores weights and averages. Returns the name of a parameter that was written
         meanwhile, or None.
 
-        If it raises, the next call goes on where it stopped.
+        If it raises, the next call continues where it stopped.
         """
         kept = self._kept or []
         written = next(

@@ -74,7 +74,7 @@ class StatefulOptimizer(Optimizer):
         super().__init__(params, defaults)
         self._ready = True
         if self._unbound():
-            return  # fsdp1.bind goes on from here
+            return  # fsdp1.bind continues from here
         self._check_matched()
         self.init_state()
 

@@ -1,4 +1,4 @@
-"""The bench of quality: what has run is not run again, a run that was cut off goes on to the same
+"""The bench of quality: what has run is not run again, a run that was cut off continues to the same
 bits, and the page says what was measured and no more.
 """
 

@@ -99,7 +99,7 @@ def test_killed_while_it_loads(whole, tmp_path):
 
 def test_on_another_number_of_ranks(whole, tmp_path):
     """Two ranks, of which one dies for good in a save;
-    three go on from the checkpoint before it.
+    three continue from the checkpoint before it.
     """
     folder = tmp_path / "run"
     with pytest.raises(AssertionError, match=r"\{'0': 1\}"):

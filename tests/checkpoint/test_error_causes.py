@@ -1,5 +1,5 @@
 """CheckpointError.cause: what a training script may act on,
-such as by going on from an older checkpoint.
+such as by continuing from an older checkpoint.
 """
 
 import pickle

@@ -1,4 +1,4 @@
-"""A float32 run goes on in 8 bits: torch AdamW for 100 steps,
+"""A float32 run continues in 8 bits: torch AdamW for 100 steps,
 its file or its directory loaded into lowbit, 100 more.
 """
 
@@ -90,7 +90,7 @@ KINDS = ["load_state_dict", "torch.save", "directory", "directory, flattened", "
 
 @pytest.fixture(scope="module")
 def runs(text):
-    """The first float32 run after STEPS steps, and the losses of three that go on."""
+    """The first float32 run after STEPS steps, and the losses of three that continue."""
     straight = []
     for seed in range(3):
         net, opt = float32_run(seed)

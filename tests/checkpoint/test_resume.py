@@ -1,4 +1,4 @@
-"""A float32 run of torch's AdamW on 4 ranks goes on in 8 bits on 2 and on 3: by a conversion, and
+"""A float32 run of torch's AdamW on 4 ranks continues in 8 bits on 2 and on 3: by a conversion, and
 by load_optimizer without one.
 """
 

@@ -64,7 +64,7 @@ def alone(
     case: str, norms: list[float], folder: pathlib.Path | None = None
 ) -> list[dict[str, str]]:
     """Half way and in the end: float32 weights, of which the model has a copy in its dtype. With a
-    folder it goes on from what stages saved there.
+    folder it continues from what stages saved there.
     """
     _, dtype, config = CASES[case]
     limit = config.get("gradient_clipping", 0.0)
@@ -143,7 +143,7 @@ def engine_of(case: str, stages: int, seed: int, folder: pathlib.Path | None = N
 
 def train(case: str, stages: int, folder: str) -> dict:
     """What is not as in one process, of this rank's stage.
-    `moved` goes on from the checkpoint of half way.
+    `moved` continues from the checkpoint of half way.
     """
     dtype = CASES[case][1]
     place, norms, found = pathlib.Path(folder) / f"{case} {stages}", [], []
@@ -173,7 +173,7 @@ def train(case: str, stages: int, folder: str) -> dict:
 
 
 def moved(case: str, source: int, stages: int | None, folder: str) -> bool:
-    """Whether the DCP checkpoint that so many stages saved half way goes on with others, or in one
+    """Whether the DCP checkpoint that so many stages saved half way resumes with others, or in one
     process, as that would have.
     """
     place, dtype = pathlib.Path(folder) / f"{case} {source}" / "dcp", CASES[case][1]

@@ -1,4 +1,4 @@
-"""What a rank does in test_frameworks.py: trains through a framework, saves half way, and goes on
+"""What a rank does in test_frameworks.py: trains through a framework, saves half way, and continues
 from there; the first rank writes digests.
 
 torchrun --nproc-per-node N tests/frameworks/frameworks_worker.py OUT FOLDER train|resume

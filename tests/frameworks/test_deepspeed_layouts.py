@@ -43,7 +43,7 @@ CASES = {
     3: ["2 offload", "3 LAMB", "1 Adafactor"],
     4: ["1 float32 sums", "3 float16", "2 CAME"],
 }
-# What saved 3 steps on 2 ranks, and what goes on with it, by number of ranks.
+# What saved 3 steps on 2 ranks, and what continues with it, by number of ranks.
 LOADS = {
     1: [("1", "2"), ("2", "3"), ("3", "1"), ("1", "alone"), ("2", "alone"), ("3", "alone")],
     2: [

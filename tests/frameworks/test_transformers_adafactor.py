@@ -1,4 +1,4 @@
-"""The Adafactor of transformers, as a Trainer's `optim="adafactor"` trains with it, goes on in
+"""The Adafactor of transformers, as a Trainer's `optim="adafactor"` trains with it, continues in
 lowbit.Adafactor: the numbers of its state exactly, and the next steps to rounding."""
 
 import importlib.util
@@ -112,7 +112,7 @@ def test_options_without_an_equal_are_refused_by_name(options, text, tmp_path):
         said = run(
             "convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", *more, code=3
         ).stderr
-        assert "a.pt: its Adafactor of transformers cannot go on in lowbit: " + text in said
+        assert "a.pt: its Adafactor of transformers cannot continue in lowbit: " + text in said
     with pytest.raises(ValueError, match=text):
         lowbit.load_optimizer(lowbit.Adafactor(net.parameters()), tmp_path / "a.pt")
     assert not (tmp_path / "b.pt").exists()

@@ -6,8 +6,8 @@ torchrun --nproc-per-node N tests/frameworks/titan_model_worker.py OUT FOLDER RU
 TRAINED is the layout that a checkpoint was made under. RUN is
   train    saves half way. Rank 0 also steps a whole model beside it, without a mesh and without
            torchtitan's Trainer, with the same gradients;
-  resume   goes on from the checkpoint, with gradients of its own;
-  replay   goes on from the checkpoint, with the gradients of the run that made it.
+  resume   continues from the checkpoint, with gradients of its own;
+  replay   continues from the checkpoint, with the gradients of the run that made it.
 """
 
 from __future__ import annotations

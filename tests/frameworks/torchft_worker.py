@@ -89,7 +89,7 @@ def healed(case: str, replica: int, lighthouse: str, files: Files) -> dict:
     starts with other weights.
 
     "together": no step is committed without both.
-    "alone": replica 0 goes on by itself for ALONE steps.
+    "alone": replica 0 continues by itself for ALONE steps.
     """
     from torchft import Optimizer
 
@@ -193,7 +193,7 @@ class Periodic:
 
 
 def periodic(case: str, replica: int, lighthouse: str, files: Files) -> dict:
-    """Trains by LocalSGD or DiLoCo, saving after the first synchronization; or goes on from there;
+    """Trains by LocalSGD or DiLoCo, saving after the first synchronization; or resumes from there;
     or with a kill before the second one.
     """
     from torchft.local_sgd import DiLoCo, LocalSGD

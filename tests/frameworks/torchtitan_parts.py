@@ -71,7 +71,7 @@ class Batches(BaseDataLoader):
         return {"given": self.given, "ranks": self.ranks}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """On another number of ranks, where another part of the batch is theirs, the count goes on
-        by the tokens that were seen.
+        """On another number of ranks, where another part of the batch is theirs, the count
+        continues by the tokens that were seen.
         """
         self.given = state["given"] * state["ranks"] // self.ranks

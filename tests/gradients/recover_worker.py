@@ -222,8 +222,8 @@ def run_again(kind: str, every: tuple[dict[int, int], ...] = EACH) -> dict[str, 
 
 
 def in_backward(kind: str) -> dict[str, bool]:
-    """Steps in backward go on behind a pass that raised; under DDP, which steps behind the reducer,
-    with the bits of a run without it.
+    """Steps in backward continue behind a pass that raised; under DDP, which steps behind the
+    reducer, with the bits of a run without it.
     """
 
     def run(place: str) -> tuple[nn.Module, list[torch.Tensor]]:
@@ -284,7 +284,7 @@ def fsdp1(original: bool, ours: bool) -> dict[str, bool]:
 
 
 def first_static_pass() -> str:
-    """What is said of a static graph whose first pass raised, on which torch cannot go on."""
+    """What is said of a static graph whose first pass raised, on which torch cannot continue."""
     model, _ = build("ddp static")
     accumulator = lowbit.accumulate(model)
     for place in ("between blocks", ""):

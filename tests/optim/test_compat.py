@@ -74,7 +74,7 @@ def test_sgd_obeys_dampening_and_nesterov():
 
 
 def test_lion_does_not_hide_an_overflow():
-    """The sign of an infinite momentum is as good as any other: the weight would go on for ever,
+    """The sign of an infinite momentum is as good as any other: the weight would move for ever,
     and the momentum never come back.
     """
     p, _ = stepped(lambda p: lowbit.Lion8bit(p), grad=float("inf"))

@@ -86,7 +86,7 @@ def test_resume_keeps_dtypes_and_bits(state_format, dtype):
 
 @pytest.mark.parametrize("kept", ["bfloat16_kahan", "bfloat16_split8", "bfloat16_split16"])
 def test_correction_bits_of_weights_resume(kept):
-    """What bfloat16 weights lack of float32 is state: the run goes on with the same bits."""
+    """What bfloat16 weights lack of float32 is state: the run continues with the same bits."""
     model = net(torch.bfloat16)
     opt = lowbit.AdamW(model.parameters(), lr=1e-4, param_format=kept)
     train(model, opt, 5)

@@ -1,5 +1,5 @@
 """With float32 state every optimizer that torch has takes torch's steps,
-and goes on from torch's state dict.
+and continues from torch's state dict.
 """
 
 import copy
@@ -220,7 +220,7 @@ def test_arguments_are_torchs(name):
     ],
 )
 def test_8_bit_state_follows_float32_and_resumes(name):
-    """The default state comes close to float32's path, and a state dict goes on bit for bit."""
+    """The default state comes close to float32's path, and a state dict continues bit for bit."""
     generator = torch.Generator().manual_seed(0)
     values = torch.randn(64, 128, generator=generator)
     wide, narrow = (nn.Parameter(values.clone()) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Every recipe runs on the CPU as its first lines say, learns, and goes on from what it saved."""
+"""Every recipe runs on the CPU as its first lines say, learns, and continues from what it saved."""
 
 import copy
 import importlib.util

@@ -1,6 +1,6 @@
 """Pipeline parallelism, by recipes/pipeline.py: any schedule and number of stages gives the bits of
 one process where micro-batches are added in the same order, clipped by the norm of all stages, and
-a checkpoint goes on with any other number of stages."""
+a checkpoint continues with any other number of stages."""
 
 import pytest
 
@@ -23,7 +23,7 @@ PIPELINES = {
 }
 # It takes the last micro-batch first, and bfloat16 gradients are rounded at each sum.
 OTHER_SUMS = {"LoopedBFS"}
-# Whose checkpoint each goes on from, beside that of one process.
+# Whose checkpoint each continues from, beside that of one process.
 FROM = {
     "1F1B": "GPipe",
     "GPipe": "1F1B",

@@ -3,7 +3,7 @@ checkpoint must have the bytes of the undisturbed run at its step.
 
     python -m tests.soak --minutes 60 --log build/soak.log
 
-A round goes on from the last checkpoint on another number of ranks, under another instruction set.
+A round resumes from the last checkpoint on another number of ranks, under another instruction set.
 It is killed, or one of its ranks is; a rank is late, or is stopped for a while at any place; a save
 is asynchronous, meets a full disk, or a disk that takes its time; or lowbit-ckpt reshards what lies
 there, or converts it to another container and back.
@@ -134,8 +134,8 @@ def wait_for_a_save(first: subprocess.Popen[str]) -> None:
 
 
 def stop_for_a_while(running: list[subprocess.Popen[str]], chance: random.Random) -> None:
-    """Stops a rank and lets it go on, some times: no signal that it could see, as on a machine that
-    swaps or a disk that hangs.
+    """Stops a rank and lets it continue, some times: no signal that it could see, as on a machine
+    that swaps or a disk that hangs.
     """
     for _ in range(chance.randrange(2, 6)):
         time.sleep(chance.random())

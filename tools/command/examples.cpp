@@ -14,7 +14,7 @@ constexpr Example kExamples[] = {
      "inspect step-1000 --json --include '*.exp_avg_sq'", false},
     {"verify", "Whether it is whole: structure, checksums, and no value that is not finite",
      "verify step-1000", true},
-    {"convert", "A float32 run (FSDP, DDP, one process) goes on in 8 bits",
+    {"convert", "Continue a float32 run (FSDP, DDP, one process) in 8 bits",
      "convert step-1000 step-1000-8bit --to lowbit --state-format 8bit", true},
     {"convert", "bitsandbytes to torchao, without a change to any number",
      "convert bnb.pt ao.pt --to torchao", true},

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# run.sh PROGRAM FOLDER SECONDS [TARGET]: every target of the fuzzer in turn, or one, going on from
+# run.sh PROGRAM FOLDER SECONDS [TARGET]: every target of the fuzzer in turn, or one, continuing from
 # tests/ckpt/corpus and from what earlier runs found. FOLDER keeps what is found; crashes lie in FOLDER/crashes.
 # FUZZ_TIMEOUT: seconds that one input may take, 10; more on a busy machine.
 set -euo pipefail

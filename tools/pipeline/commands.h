@@ -34,7 +34,7 @@ std::string html_page(const Json& report);
 
 struct VerifyOptions {
   Selection select;
-  bool opaque = false;  // warn of opaque objects, which torch would import and run, and go on
+  bool opaque = false;  // warn of opaque objects, which torch would import and run, and continue
   bool finite = true;   // also values: NaN, Inf, negative second moments, bad scales
   int threads = 1;
   Progress progress = [](uint64_t, uint64_t) { return true; };

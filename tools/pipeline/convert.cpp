@@ -210,7 +210,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
   for (size_t g = 0; g < at.model.groups.size(); ++g) {
     for (const std::string& key : settings_without_value(at.model.algorithm, at.model.groups[g]))
       at.warnings.push_back("param_groups." + std::to_string(g) + "." + key +
-                            ": is None, and stays so: give it a value before training goes on");
+                            ": is None, and stays so: give it a value before training continues");
   }
   for (const std::string& text : at.model.unresolved) {
     if (!wanted.lossy)

@@ -200,7 +200,7 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
           !moment && leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
       if ((state || setting) && !number)
         return bad(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
-                   "), and the optimizer cannot go on without it; --exclude leaves it out");
+                   "), and the optimizer cannot continue without it; --exclude leaves it out");
     }
   }
   return fine();

@@ -14,7 +14,7 @@ namespace lowbit::ckpt::python {
 /// Runs `work` to its end. The progress function that it is given calls `callback` (None: nothing)
 /// in the calling thread, at its first call, at its end and at most ten times a second in between;
 /// `work` waits for the answer. False, an exception of the callback and KeyboardInterrupt ask the
-/// work to stop; the exception goes on after it did. Errors become CheckpointError.
+/// work to stop; the exception is raised after it did. Errors become CheckpointError.
 void run(PyObject* callback, const std::function<Status(const Progress&)>& work);
 
 /// What is short: no thread, only the GIL is released.

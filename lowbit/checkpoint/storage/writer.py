@@ -150,7 +150,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             raise ValueError("Writer has no path: give it one, or checkpoint_id= to dcp.save")
         self._drop()
         if threading.current_thread() is not threading.main_thread():
-            # An async save lets the thread that trains go on first;
+            # An async save lets the thread that trains continue first;
             # Python would have it wait for 5 ms.
             time.sleep(0)
         self._save.asked = ""

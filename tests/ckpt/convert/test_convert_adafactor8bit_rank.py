@@ -1,4 +1,4 @@
-"""State in a subspace: what adafactor-8bit 0.1.9 left under a rank goes on in lowbit,
+"""State in a subspace: what adafactor-8bit 0.1.9 left under a rank continues in lowbit,
 and has no place elsewhere.
 """
 
@@ -129,7 +129,7 @@ def test_low_rank_state_has_no_place_elsewhere(tmp_path, to):
     said = convert(tmp_path, low_rank(), to, code=3)
     assert (
         "in a subspace" in said
-        and "Adafactor with a rank goes on with it (convert --to lowbit)" in said
+        and "Adafactor with a rank continues with it (convert --to lowbit)" in said
     )
 
 
@@ -153,7 +153,7 @@ def test_lowbits_own_low_rank_state_has_no_place_elsewhere(tmp_path, make, shape
     whose = {lowbit.APOLLO: "APOLLO", lowbit.Fira: "Fira"}.get(make, "Adafactor with a rank")
     for to in ("torch", "torchao", "bitsandbytes"):
         said = convert(tmp_path, opt.state_dict(), to, code=3)
-        assert "in a subspace" in said and f"only lowbit's {whose} goes on with it" in said
+        assert "in a subspace" in said and f"only lowbit's {whose} continues with it" in said
     without = make([p], rank=None)
     without.step()
     assert len(convert(tmp_path, without.state_dict(), "torch")["state"]) == 1

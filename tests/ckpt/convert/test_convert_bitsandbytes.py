@@ -89,7 +89,7 @@ def test_through_lowbit_and_back_every_byte_is_the_same(tmp_path, name):
     for group, before in zip(back["param_groups"], saved["param_groups"], strict=True):
         assert {key: group[key] for key in before} == before
 
-    # and the peer goes on from it as if nothing had happened
+    # and the peer continues from it as if nothing had happened
     again = [torch.nn.Parameter(p.detach().clone()) for p in params]
     other = type(optimizer)(again, **OPTIMIZERS[name])
     other.load_state_dict(back)

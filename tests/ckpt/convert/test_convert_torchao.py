@@ -94,7 +94,7 @@ def test_through_lowbit_and_back_every_byte_is_the_same(tmp_path, kind):
     for key, value in saved["param_groups"][0].items():
         assert back["param_groups"][0][key] == value
 
-    # and the peer goes on from it as if nothing had happened
+    # and the peer continues from it as if nothing had happened
     again = [torch.nn.Parameter(p.detach().clone()) for p in params]
     other = KINDS[kind][0](again)
     other.load_state_dict(back)

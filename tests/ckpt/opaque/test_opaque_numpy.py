@@ -119,7 +119,7 @@ def arrays():
 
 
 def test_arrays_of_numpy(tmp_path, numpy_save):
-    """As `rng_state.pth` has them: a run goes on with the same numbers, through any container."""
+    """As `rng_state.pth` has them: a run continues with the same numbers, through any container."""
     _, opt = optimizer()
     given = {"numpy": np.random.get_state(), **arrays()}
     numpy_save({"rng": given, "optimizer": opt.state_dict()}, tmp_path / "a.pt")

@@ -174,7 +174,7 @@ def test_an_optimizer_does_not_go_on_without_it(tmp_path, kind):
     for more in (["--to", "lowbit"], ["--to", "torch"], []):
         error = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", *more, code=3).stderr
         assert "optimizer.state.0.exp_avg: is opaque" in error and KINDS[kind][1] in error
-        assert "cannot go on without it" in error and not (tmp_path / "b.pt").exists()
+        assert "cannot continue without it" in error and not (tmp_path / "b.pt").exists()
     error = run("reshard", tmp_path / "a.pt", tmp_path / "r", "--world-size", "2", code=3).stderr
     assert "optimizer.state.0.exp_avg: is opaque" in error and not (tmp_path / "r").exists()
 

@@ -216,7 +216,7 @@ void test_hints() {
   wait_a_round();
   check(hints(static_cast<size_t>(6 * kMiB)) == 6 * kMiB &&
             fake.hints[0].at == reinterpret_cast<uintptr_t>(blocks[1].at) + 2 * kMiB,
-        "the next call goes on where the last one ended");
+        "the next call continues where the last one ended");
   wait_a_round();
   fake.capturing = true, fake.log.clear();
   check(hints(100 * kMiB) == 0 && fake.log.empty(),

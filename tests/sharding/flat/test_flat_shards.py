@@ -17,7 +17,7 @@ BOTH = pytest.mark.parametrize("wrapper", WRAPPERS)
 @pytest.mark.parametrize("kind", ["full", "sharded", "own"])
 def test_the_float32_view_round_trips(pool, wrapper, kind):
     """Codes and scales come back from the moments that torch's own functions gather, and training
-    goes on with the same bytes.
+    continues with the same bytes.
 
     Not where torch gives both moments one buffer, which it does with its own AdamW too.
     """

@@ -1,5 +1,5 @@
 """What a rank does in test_resume.py: trains in float32 and saves,
-or goes on in 8 bits from what was saved.
+or continues in 8 bits from what was saved.
 """
 
 from __future__ import annotations

@@ -115,7 +115,7 @@ struct FileKind {
 };
 
 constexpr const char* kNothingToTrain =
-    "there is nothing in it to go on training from: take the checkpoint it was made from";
+    "there is nothing in it to resume training from: take the checkpoint it was made from";
 constexpr const char* kFromKeras = "load it with Keras and save the weights as safetensors";
 constexpr const char* kFromPaddle = "load it with paddle.load and save the arrays as safetensors";
 constexpr const char* kFromTensorFlow =

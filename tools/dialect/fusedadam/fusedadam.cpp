@@ -96,7 +96,7 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
   RETURN_IF_ERROR(check_maximize(model, "FusedAdam"));
   if (std::any_of(model.groups.begin(), model.groups.end(), couples_weight_decay))
     report.warnings.push_back(
-        "weight decay is part of the gradient here: go on with FusedAdam(adam_w_mode=False)");
+        "weight decay is part of the gradient here: continue with FusedAdam(adam_w_mode=False)");
   Document out = begun(model);
   out.leaves = model.rest;
   for (const Param& p : model.params) {

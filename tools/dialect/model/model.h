@@ -106,8 +106,8 @@ struct Model {
   std::vector<std::string> warnings;
   /// Sentences on what cannot be known or kept: `convert` asks for --lossy.
   std::vector<std::string> unresolved = {};
-  std::string refusal = {};   // why no optimizer here goes on from it; empty where one does
-  std::string only_for = {};  // the one dialect whose optimizer goes on from it; empty: any
+  std::string refusal = {};   // why no optimizer here continues from it; empty where one does
+  std::string only_for = {};  // the one dialect whose optimizer continues from it; empty: any
   std::shared_ptr<const Document> document;   // that it was read from
   std::shared_ptr<const Document> view = {};  // has the leaves of states that are rearranged
 };

@@ -184,7 +184,7 @@ Result<Document> write_torchao(const Model& model, const Wanted& wanted, Dialect
   RETURN_IF_ERROR(check_maximize(model, "torchao"));
   if (std::any_of(model.groups.begin(), model.groups.end(), couples_weight_decay))
     report.warnings.push_back(
-        "weight decay is part of the gradient here: go on with torchao's Adam, not its AdamW");
+        "weight decay is part of the gradient here: continue with torchao's Adam, not its AdamW");
   return TorchaoWriter(model, wanted, kind, report).write();
 }
 

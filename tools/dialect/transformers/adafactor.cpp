@@ -144,7 +144,7 @@ Result<Model> read_transformers(std::shared_ptr<const Document> document,
   for (Group& group : model.groups) {
     ASSIGN_OR_RETURN(why, refusal(model, group, model.warnings));
     if (model.refusal.empty() && !why.empty())
-      model.refusal = "its Adafactor of transformers cannot go on in lowbit: " + why;
+      model.refusal = "its Adafactor of transformers cannot continue in lowbit: " + why;
     translate(group);
   }
   model.only_for = "lowbit";

@@ -314,7 +314,7 @@ Status refuse_subspace(const Model& model, const std::string& whose) {
                        : model.algorithm == "adafactor" ? "Adafactor with a rank"
                                                         : "APOLLO";
       return bad(shown(p) + ": its state is of the gradient in a subspace, which " + whose +
-                 " does not have; only lowbit's " + by + " goes on with it" +
+                 " does not have; only lowbit's " + by + " continues with it" +
                  (model.dialect == "lowbit" ? "" : " (convert --to lowbit)"));
     }
   }

@@ -292,7 +292,7 @@ Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
     }
     make = member.make;
   }
-  // Without the lock: others go on meanwhile. Where two make the same, the second's is dropped.
+  // Without the lock: others continue meanwhile. Where two make the same, the second's is dropped.
   ASSIGN_OR_RETURN(made, make());
   const std::lock_guard held(lock_);
   if (files_[number].file == nullptr) keep(number, std::move(made));

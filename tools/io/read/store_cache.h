@@ -13,7 +13,7 @@
 
 namespace lowbit::ckpt {
 
-/// Requests are for whole blocks of an object. A read that goes on where an earlier one ended
+/// Requests are for whole blocks of an object. A read that continues where an earlier one ended
 /// fetches twice as much ahead as that did, up to kAhead; what is ahead is kept until it was read,
 /// at most kKept bytes of one folder. All functions are thread-safe.
 class StoreCache {
