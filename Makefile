@@ -39,17 +39,19 @@ configure = $(BIN)/cmake -S . -B build/$(1) -G Ninja -DCMAKE_MAKE_PROGRAM=$(CURD
 
 SOURCES := CMakeLists.txt $(shell find csrc tools -type f 2>/dev/null)
 
-help:  ## these lines
-	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-20s %s\n", $$1, $$2 }'
+help:  ## lists the verbs
+	@sed -nE 's/^([a-z-]+):.*## (.*)/  make \1|\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F'|' '{ printf "%-26s %s\n", $$1, $$2 }'
 
-run: setup  ## the demonstration: trains, inspects, reshards, resumes
+setup: libraries $(VENV)/built  ## builds the package and lowbit-ckpt into .venv (minutes)
+
+run: setup  ## the demonstration (2 minutes once built): trains, inspects, reshards, resumes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) recipes/demo.py
 
 PYTEST = PATH="$(CURDIR)/$(BIN):$$PATH" OMP_NUM_THREADS=1 $(PYTHON) -m pytest
 AT_A_TIME = --numprocesses=$(1) --dist=loadfile --no-loadscope-reorder
 
 # A minute once built: of the Python tests those that do not say they are slow, and neither C++ tests nor frameworks.
-check: setup $(VENV)/tests lint  ## before a commit: format, lint, types, layering, the fast tests
+check: setup $(VENV)/tests lint  ## what to run before a commit (a minute): format, lint, types, layering, the fast tests
 	@$(PYTEST) $(call AT_A_TIME,2) -m "not slow"
 
 # make test T=tests/optim/test_update.py::test_x runs a file or a test of it, make test T=test_io those C++ tests that have such a name;
@@ -222,8 +224,6 @@ clean:  ## removes .venv, build and out
 	rm -rf $(VENV) build out
 
 # From here on: what the verbs need.
-
-setup: libraries $(VENV)/built  ## the package and lowbit-ckpt in .venv, with what they need
 
 libraries:
 	@command -v $${CXX:-c++} >/dev/null || { echo "*** there is no C++ compiler ($${CXX:-c++}): apt-get install g++, version 12 or later, or name another by CXX=..."; exit 1; }

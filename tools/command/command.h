@@ -9,7 +9,7 @@
 
 namespace lowbit::ckpt {
 
-/// Adds a subcommand to `app`. Where it was chosen, what it does is put into `chosen`.
+/// Adds a subcommand to `app`. If the user chose it, `chosen` gets its action.
 using AddCommand = void (*)(CLI::App& app, std::function<Status()>& chosen);
 
 void add_inspect(CLI::App& app, std::function<Status()>& chosen);

@@ -115,10 +115,11 @@ void add_state(CLI::App& command, ConvertOptions& options) {
       ->option_text("N=PATTERN")
       ->allow_extra_args(false);
   command
-      .add_option("--state-format", options.wanted.state_format,
-                  "The format of TARGET's state: 8bit, 7bit ... 2bit, fp8, log8, factored4, "
-                  "bfloat16, float32, ... or "
-                  "a format's name; without it codes stay as they are and float32 becomes 8bit")
+      .add_option(
+          "--state-format", options.wanted.state_format,
+          "The format of TARGET's state: a preset (8bit, 4bit, fp8, log8, factored4, float32, "
+          "...) or a state format; without it codes stay as they are and float32 state "
+          "takes the dialect's default")
       ->type_name("FORMAT");
   command.add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
       ->check(CLI::Range(int64_t{32}, int64_t{2048}).description(""))

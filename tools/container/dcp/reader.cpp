@@ -177,8 +177,8 @@ Result<Manifest> read_ranks(const Directory& folder, const std::string& path) {
     const bool torn = std::any_of(names.begin(), names.end(),
                                   [](const std::string& n) { return n.ends_with(".distcp"); });
     return bad(path + (torn ? ": has no .metadata, which is written last: the save did not finish"
-                            : ": is not a checkpoint of torch.distributed.checkpoint (it has no "
-                              ".metadata)"));
+                            : ": is not a checkpoint folder: it has no .metadata "
+                              "(torch.distributed.checkpoint) and no files of DeepSpeed"));
   }
   std::sort(ranks.begin(), ranks.end());
   Manifest all;

@@ -39,8 +39,8 @@ struct PublicationStep {
 };
 /// The steps in order, for any place that can put and remove one file at a time. `there`: all files
 /// of the place, the new data files among them; `data`: the new data files; `digests`: whether the
-/// new checkpoint has them (lowbit.json). Who is killed between two steps leaves the old checkpoint or
-/// the new one: at most without digests, and with files that nothing names.
+/// new checkpoint has them (lowbit.json). A process killed between two steps leaves the old
+/// checkpoint or the new one, at worst without digests and with files that nothing names.
 std::vector<PublicationStep> publication(const std::vector<std::string>& there,
                                          const std::set<std::string>& data, bool digests);
 
