@@ -265,8 +265,8 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
       });
 }
 
-/// Each dialect has some settings of its own. Names that paired the parameters are not settings: one
-/// of two files may have them as the keys of its state.
+/// Each dialect has some settings of its own. Names that paired the parameters are not settings:
+/// one of two files may have them as the keys of its state.
 void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   const bool by_name = has_names(a) && has_names(b);
   const auto settings = [&](const Model& model, size_t g) {

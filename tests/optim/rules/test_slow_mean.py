@@ -53,7 +53,7 @@ def test_presets_keep_the_slow_mean(preset):
 
 
 def test_formats_and_mappings():
-    """A format for all states says nothing about the slow mean; a name in a mapping is."""
+    """A format for all states says nothing about the slow mean; a name in a mapping does."""
     signs = "exp_avg_sq is never negative"
     opt, p = build(expected=signs, state_format=lowbit.scaled("dynamic8", block=64, min_numel=0))
     assert slots(opt, p)["exp_avg_slow"] == ("bfloat16", True)
