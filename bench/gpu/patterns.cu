@@ -8,9 +8,9 @@
 //
 //     order    which tiles of 256 values a warp takes: units of 8, 2 or 1 that lie together, every
 //              eighth of a longer unit (block 8, block 2), or every n-th of all (grid)
-//     loads    as they are needed; with the next tile on its way to the second cache; one tile ahead by
-//              cp.async or in registers; or runs of tiles by bulk copies, one run ahead, whose results
-//              are stored as they are computed or by bulk copies too
+//     loads    as they are needed; with the next tile on its way to the second cache; one tile
+//              ahead by cp.async or in registers; or runs of tiles by bulk copies, one run ahead,
+//              whose results are stored as they are computed or by bulk copies too
 //     scales   read and written, only read, or none
 //     blocks   of 8 warps on a multiprocessor
 //
@@ -187,7 +187,8 @@ __global__ void __launch_bounds__(kWarps* kLanes, kBlocks)
   }
 }
 
-/// Runs of kRun tiles by bulk copies: two stages of a warp, each with a barrier that counts its bytes.
+/// Runs of kRun tiles by bulk copies: two stages of a warp, each with a barrier that counts its
+/// bytes.
 template <int kRun>
 struct Runs {
   uint4 grad[kRun * kLanes], param[kRun * kLanes];

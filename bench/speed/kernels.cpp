@@ -1,5 +1,5 @@
-// The cost of each kernel of an AdamW step on this processor, for every instruction set it runs: one
-// thread, and the minimum over many repetitions on a tile that stays in the first-level cache.
+// The cost of each kernel of an AdamW step on this processor, for every instruction set it runs:
+// one thread, and the minimum over many repetitions on a tile that stays in the first-level cache.
 //
 //   cmake --build build/lowbit --target bench_kernels && build/lowbit/tests/cpp/bench_kernels
 #include <algorithm>

@@ -7,8 +7,8 @@
 //
 // One line for each step and instruction set, between tabs: instruction set, list, name, bytes per
 // parameter, ns per parameter in the second-level cache and of AdamW beside it, the same in memory.
-// With `count`, instead of times: instructions, those of vectors, divisions and square roots for each
-// register of values (16 with AVX-512, 8 with AVX2, 4 otherwise).
+// With `count`, instead of times: instructions, those of vectors, divisions and square roots for
+// each register of values (16 with AVX-512, 8 with AVX2, 4 otherwise).
 #include <algorithm>
 #include <chrono>
 #include <cstdio>

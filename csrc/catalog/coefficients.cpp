@@ -50,9 +50,9 @@ void finalize_factor(const Job& job, int round) {
                rows = static_cast<double>(job.global_inner_rows);
   if (job.global_inner_rows == 0 || job.global_inner_cols == 0) return;  // nothing has a mean
   for (int64_t b = 0; b < job.batches; ++b) {
-    // The rows' new mean, from sums known to every rank with a part of the matrix: the rows' old sum
-    // plus what was added, which is the sum over the columns. (A single matrix may be cut both ways;
-    // its sum lies with the totals.)
+    // The rows' new mean, from sums known to every rank with a part of the matrix: the rows' old
+    // sum plus what was added, which is the sum over the columns. (A single matrix may be cut both
+    // ways; its sum lies with the totals.)
     const int64_t* sums = factor.col_sums + b * (job.inner_cols + 1) * kWords;
     int64_t added[kWords] = {};
     for (int64_t c = 0; c < job.inner_cols; ++c) {

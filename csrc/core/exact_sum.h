@@ -177,8 +177,8 @@ LB_HD WindowSum window_sum(const float* x, int n, int32_t lower, int32_t upper) 
 }
 
 /// Adds n terms, in chunks of 256. The sum of 256 terms whose exponents lie within 21 of each other
-/// is exact in double, in any order (24 + 20 + 8 = 52 bits). A chunk is such a sum over the upper 21
-/// exponents below its largest, and where there are smaller terms another one over the lower 21.
+/// is exact in double, in any order (24 + 20 + 8 = 52 bits). A chunk is such a sum over the upper
+/// 21 exponents below its largest, and where there are smaller terms another one over the lower 21.
 /// What is smaller still is added term by term.
 LB_HD void exact_add(const float* x, int n, int64_t* word) {
   using V = SumVector;

@@ -1,26 +1,28 @@
-// Means of gradients whose bits do not depend on the order of the addends: not on micro-batches, ranks
-// or partial sums. One 64-bit word for each element.
+// Means of gradients whose bits do not depend on the order of the addends: not on micro-batches,
+// ranks or partial sums. One 64-bit word for each element.
 //
 // The grid of bins is fixed: bin e counts multiples of u(e) = 2^(W e - 149), W bits apart. Let
 //
 //   R(e, x) = x, rounded to the nearest multiple of u(e), ties to even
-//   E       = the highest bin that any addend reaches: reach(x) = the e >= 1 with |x| < u(e + 1) / 2
+//   E       = the highest bin that any addend reaches:
+//             reach(x) = the e >= 1 with |x| < u(e + 1) / 2
 //   high    = sum of R(E, x) / u(E)
 //   low     = sum of (R(E - 1, x) - R(E, x)) / u(E - 1)
 //
-// Both sums are of integers, and each term is a function of one addend and of the bin, so addition is
-// associative. When an addend reaches a higher bin, `low` is dropped, `high` becomes `low`, and the new
-// `high` is zero: R(E + 1, x) = 0 for every earlier x, because |x| < u(E + 1) / 2. The mean is
+// Both sums are of integers, and each term is a function of one addend and of the bin, so addition
+// is associative. When an addend reaches a higher bin, `low` is dropped, `high` becomes `low`, and
+// the new `high` is zero: R(E + 1, x) = 0 for every earlier x, because |x| < u(E + 1) / 2. The mean
+// is
 //
 //   (high * 2^W + low) * u(E - 1) / divisor, rounded once.
 //
-// Accuracy: an addend loses at most u(E - 1) / 2, and the largest addend is at least u(E) / 2. So the
-// sum of n addends is off by at most n * 2^-W of the largest one, before the rounding. It is exact if
-// no addend has a bit below u(E - 1).
+// Accuracy: an addend loses at most u(E - 1) / 2, and the largest addend is at least u(E) / 2. So
+// the sum of n addends is off by at most n * 2^-W of the largest one, before the rounding. It is
+// exact if no addend has a bit below u(E - 1).
 //
-// Room: |terms| <= 2^(W - 1), so n addends fit into 30 bits with W = 30 - (bits of n). 4,095 addends
-// leave W = 18, whose 16 bins cover float32. W follows from the number of addends of a step, which does
-// not depend on the ranks.
+// Room: |terms| <= 2^(W - 1), so n addends fit into 30 bits with W = 30 - (bits of n). 4,095
+// addends leave W = 18, whose 16 bins cover float32. W follows from the number of addends of a
+// step, which does not depend on the ranks.
 //
 // The method is that of Demmel and Nguyen, "Parallel Reproducible Summation", IEEE Transactions on
 // Computers 64(7), 2015, with integers instead of floats.
@@ -33,8 +35,8 @@
 
 namespace lowbit {
 
-/// The layout of a word: [top bin : 4][high : 30][low : 30], both in two's complement. Top bin 0: no
-/// finite addend counts, and the low bits are flags. A word of zeros is the empty sum.
+/// The layout of a word: [top bin : 4][high : 30][low : 30], both in two's complement. Top bin 0:
+/// no finite addend counts, and the low bits are flags. A word of zeros is the empty sum.
 struct MeanBins {
   static constexpr int kBits = 30, kMaxTerms = 4095;
   static constexpr uint64_t kMask = (uint64_t{1} << kBits) - 1;
@@ -119,9 +121,9 @@ LB_HD uint64_t bin_merge(uint64_t a, uint64_t b) {
   return bin_word({top, x.high + y.high, x.low + y.low});
 }
 
-/// magnitude * 2^exponent as a float, rounded once; `more`: whether a nonzero part below magnitude's
-/// last bit was cut off. To odd, the last bit is set where anything was lost; a second rounding to 16
-/// bits is then the only one. magnitude > 0.
+/// magnitude * 2^exponent as a float, rounded once; `more`: whether a nonzero part below
+/// magnitude's last bit was cut off. To odd, the last bit is set where anything was lost; a second
+/// rounding to 16 bits is then the only one. magnitude > 0.
 LB_HD float bin_float(uint64_t magnitude, bool more, int exponent, bool odd) {
 #if defined(__CUDA_ARCH__)
   const int zeros = __clzll(static_cast<long long>(magnitude));
@@ -146,8 +148,8 @@ LB_HD float bin_float(uint64_t magnitude, bool more, int exponent, bool odd) {
   return bits_float(above + static_cast<uint32_t>(kept));
 }
 
-/// The mean of a word's addends, rounded to float32: to nearest, or to odd. The empty sum is +0, and so
-/// is a sum of zeros of any sign.
+/// The mean of a word's addends, rounded to float32: to nearest, or to odd. The empty sum is +0,
+/// and so is a sum of zeros of any sign.
 LB_HD float bin_mean(uint64_t word, int width, int64_t divisor, bool odd) {
   const BinSum sum = bin_parts(word);
   if (sum.top == 0) {

@@ -1,12 +1,13 @@
-// bin_add and bin_mean of core/mean_bins.h for many elements: loops that compilers turn into vectors.
-// What is rare takes bin_add or bin_mean itself: addends that are not finite, words that have met one,
-// and means that are not normal floats.
+// bin_add and bin_mean of core/mean_bins.h for many elements: loops that compilers turn into
+// vectors. What is rare takes bin_add or bin_mean itself: addends that are not finite, words that
+// have met one, and means that are not normal floats.
 //
-// A mean is divided in doubles. The sum of the two bins is s + e exactly, s = high 2^W + low rounded,
-// q = s / divisor nearly, and r = s - q divisor exactly: q is cut in two parts of 29 and 24 bits, whose
-// products with a divisor of up to 24 bits are exact. Then (s + e) / divisor = q + (r + e) / divisor,
-// r + e has few bits and is exact too, and q + (r + e) / divisor rounded to odd keeps in its last bit
-// whether anything was lost. Rounding that to 24 bits or fewer is rounding once.
+// A mean is divided in doubles. The sum of the two bins is s + e exactly, s = high 2^W + low
+// rounded, q = s / divisor nearly, and r = s - q divisor exactly: q is cut in two parts of 29 and
+// 24 bits, whose products with a divisor of up to 24 bits are exact. Then (s + e) / divisor = q +
+// (r + e) / divisor, r + e has few bits and is exact too, and q + (r + e) / divisor rounded to odd
+// keeps in its last bit whether anything was lost. Rounding that to 24 bits or fewer is rounding
+// once.
 #pragma once
 
 #include "core/mean_bins.h"
@@ -15,8 +16,8 @@ namespace lowbit {
 
 constexpr int kBinTile = 64;  // elements in one pass
 
-/// Adding and subtracting it rounds a double below 2^51 to an integer; the sum's bits less its own are
-/// that integer.
+/// Adding and subtracting it rounds a double below 2^51 to an integer; the sum's bits less its own
+/// are that integer.
 constexpr double kRounder = 0x1.8p52;
 
 LB_HD uint64_t double_bits(double x) { return __builtin_bit_cast(uint64_t, x); }

@@ -1,7 +1,7 @@
 // pack.h in vectors: 3, 5, 6 and 7 bits, whole groups of 32 or 64 codes, the same bytes.
 //
-// Neighbors join by multiplication, c0 + c1 * 2^b, twice, and once by two shifts: eight codes are then
-// b bytes of a 64-bit lane. Nothing beyond the last byte is read or written.
+// Neighbors join by multiplication, c0 + c1 * 2^b, twice, and once by two shifts: eight codes are
+// then b bytes of a 64-bit lane. Nothing beyond the last byte is read or written.
 //
 // Included by pack.h, at its beginning, and by nothing else.
 #pragma once
@@ -60,7 +60,8 @@ LB_HD __m256i byte_order(const ByteOrder<32>& order) {
 
 template <int kBits>
 LB_HD void pack_turn(const uint8_t* codes, uint8_t* out) {
-  // The lower lane's 2 * kBits bytes in order; of the upper lane's the first 8 (or 4), then the last.
+  // The lower lane's 2 * kBits bytes in order; of the upper lane's the first 8 (or 4), then the
+  // last.
   constexpr int kLane = 2 * kBits, kPart = kLane < 8 ? 4 : 8;
   constexpr ByteOrder<32> kJoined([](int i) {
     const int at = i < 16 || kLane < 8 ? i % 16 % kLane : i % 16 < 8 ? i % 8 : i % 8 + kLane - 8;

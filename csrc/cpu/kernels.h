@@ -64,8 +64,8 @@ using MeasureFn = void (*)(int round, const float* g, const float* p, const floa
                            const float* const* f, int n, const void* coef, float* grid,
                            float* const* totals);
 
-/// Adds n terms to one exact sum, or up to ColumnSums::kTogether rows of n terms, `stride` apart, to
-/// the sums of n columns.
+/// Adds n terms to one exact sum, or up to ColumnSums::kTogether rows of n terms, `stride` apart,
+/// to the sums of n columns.
 using AddFn = void (*)(const float* x, int n, int64_t* words);
 using AddColumnsFn = void (*)(const float* x, int stride, int rows, int n, ColumnSums& sums,
                               int64_t* words);

@@ -161,8 +161,9 @@ using CudaAbiFn = int (*)();  // lowbit_cuda_abi
 /// Makes the plan of a call without one, and says how large its table is: lowbit_cuda_plan.
 using CudaPlanFn = const char* (*)(const CudaStep*, CudaPlan**, int64_t* bytes);
 using CudaDiscardFn = void (*)(CudaPlan*);  // lowbit_cuda_discard
-/// If the stream is being captured, the graph keeps `owned` and calls `release` with it when it ends,
-/// from any thread, where nothing may be asked of CUDA. `captures` says whether: lowbit_cuda_retain.
+/// If the stream is being captured, the graph keeps `owned` and calls `release` with it when it
+/// ends, from any thread, where nothing may be asked of CUDA. `captures` says whether:
+/// lowbit_cuda_retain.
 using CudaRetainFn = const char* (*)(int device, void* stream, void* owned, void (*release)(void*),
                                      bool* captures);
 using CudaStepFn = const char* (*)(const CudaStep*);  // lowbit_cuda_step

@@ -1,5 +1,6 @@
-// What abi.h has for Muon's orthogonalization: the calls of cuda/matrices/muon.cu. All have the bits of the CPU
-// (cpu/matrices/matmul.h, cpu/matrices/row_moment.h). Matrices are bfloat16, in device memory, without gaps.
+// What abi.h has for Muon's orthogonalization: the calls of cuda/matrices/muon.cu. All have the
+// bits of the CPU (cpu/matrices/matmul.h, cpu/matrices/row_moment.h). Matrices are bfloat16, in
+// device memory, without gaps.
 #pragma once
 
 #include <cstdint>
@@ -54,7 +55,8 @@ struct NewtonSchulzRoom {
   }
 };
 
-/// Evens out the rows of `count` orthogonalized matrices [rows][cols] in place (core/muon/row_moment.h).
+/// Evens out the rows of `count` orthogonalized matrices [rows][cols] in place
+/// (core/muon/row_moment.h).
 struct CudaRowMoments {
   int device;
   void* stream;

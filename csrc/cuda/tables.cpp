@@ -6,8 +6,8 @@
 namespace lowbit::cuda {
 namespace {
 
-/// Memory whose graph has ended. A graph ends in a thread of the driver, where nothing may be asked of
-/// CUDA, so the memory waits for the next step. Never destroyed: graphs may end later.
+/// Memory whose graph has ended. A graph ends in a thread of the driver, where nothing may be asked
+/// of CUDA, so the memory waits for the next step. Never destroyed: graphs may end later.
 struct Ended {
   std::mutex mutex;
   std::vector<std::shared_ptr<void>> memory;

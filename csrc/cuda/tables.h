@@ -8,8 +8,8 @@
 //             behind what the warm-up steps did to the state. The graph keeps the memory, since the
 //             optimizer may free it first. Without a table from before, the graph writes one of
 //             its own in each run.
-//   contents  What a table holds is the same for all steps; what `prepare` adds belongs to one step,
-//             and steps follow one another as their state makes them do.
+//   contents  What a table holds is the same for all steps; what `prepare` adds belongs to one
+//             step, and steps follow one another as their state makes them do.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,6 @@
-// The library of operators, and what is asked of it as a whole. The other files of this room add the
-// schemas of their subjects. They include torch through the LibTorch stable ABI, so one binary serves
-// torch 2.11 and later.
+// The library of operators, and what is asked of it as a whole. The other files of this room add
+// the schemas of their subjects. They include torch through the LibTorch stable ABI, so one binary
+// serves torch 2.11 and later.
 #include "ops/ops.h"
 
 #include <sstream>

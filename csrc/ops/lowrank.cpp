@@ -1,5 +1,6 @@
 // Reception of low-rank steps: the passes of cpu/matrices/lowrank.h over the local shard of one
-// parameter, each checked and cut among threads. lowbit/step/lowrank.py drives them and reduces over ranks between.
+// parameter, each checked and cut among threads. lowbit/step/lowrank.py drives them and reduces
+// over ranks between.
 #include <algorithm>
 #include <cmath>
 #include <mutex>

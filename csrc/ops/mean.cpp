@@ -1,4 +1,5 @@
-// Reception of means of gradients that do not depend on the order of the addends (core/mean_bins.h).
+// Reception of means of gradients that do not depend on the order of the addends
+// (core/mean_bins.h).
 #include <torch/csrc/stable/accelerator.h>
 
 #include <map>

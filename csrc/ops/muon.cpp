@@ -1,4 +1,5 @@
-// Reception of Muon's orthogonalization on the CPU (cpu/matrices/matmul.h). On a GPU: ops/muon_cuda.cpp.
+// Reception of Muon's orthogonalization on the CPU (cpu/matrices/matmul.h). On a GPU:
+// ops/muon_cuda.cpp.
 #include <algorithm>
 #include <vector>
 
@@ -40,7 +41,8 @@ void newton_schulz(Tensor x, std::vector<double> coefficients, double factor, do
     cpu::newton_schulz(how, at + i * each, rows, cols, at + i * each, over_threads);
 }
 
-/// NorMuon's rows of orthogonalized matrices in place (core/muon/row_moment.h); moments: one for each row.
+/// NorMuon's rows of orthogonalized matrices in place (core/muon/row_moment.h); moments: one for
+/// each row.
 void normalize_rows(Tensor x, Tensor moments, double beta2) {
   const char* op = "lowbit::normalize_rows";
   STD_TORCH_CHECK(

@@ -1,4 +1,5 @@
-// Reception of Muon's orthogonalization on a GPU (cuda/muon_abi.h). The schemas are in ops/muon.cpp.
+// Reception of Muon's orthogonalization on a GPU (cuda/muon_abi.h). The schemas are in
+// ops/muon.cpp.
 #include <torch/csrc/stable/accelerator.h>
 
 #include "cuda/library.h"

@@ -1,4 +1,5 @@
-// What the files of operators share. This room alone includes torch, through the LibTorch stable ABI.
+// What the files of operators share. This room alone includes torch, through the LibTorch stable
+// ABI.
 #pragma once
 
 #include <torch/csrc/stable/library.h>

@@ -48,8 +48,8 @@ Plan make_plan(const StepTensors& tensors);
 ///
 /// Raises: a tensor that does not fit.
 void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads);
-/// The same for job i. Returns false, and changes nothing, where a tensor does not fit or is not where
-/// the plan is.
+/// The same for job i. Returns false, and changes nothing, where a tensor does not fit or is not
+/// where the plan is.
 bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad);
 /// Gives the jobs the addresses that the rows of a table have: parameters and gradients that have
 /// not changed but for where they are.

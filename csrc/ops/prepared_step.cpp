@@ -1,7 +1,7 @@
-// Steps over the same tensors again and again: the plan is made into jobs once, and a step hands over
-// parameters and gradients alone, or a table of where they are (core/pair.h): a list of tensors costs
-// about 0.1 microseconds for each of them to hand over. Parameters are not referenced between steps,
-// since torch swaps only those that nobody in C++ holds (torch.utils.swap_tensors).
+// Steps over the same tensors again and again: the plan is made into jobs once, and a step hands
+// over parameters and gradients alone, or a table of where they are (core/pair.h): a list of
+// tensors costs about 0.1 microseconds for each of them to hand over. Parameters are not referenced
+// between steps, since torch swaps only those that nobody in C++ holds (torch.utils.swap_tensors).
 #include <memory>
 #include <mutex>
 #include <unordered_map>

@@ -28,7 +28,8 @@ struct StepCall {
 void run_step(const Plan& plan, std::vector<Job>& jobs, StepCall call);
 
 /// The jobs of steps over the same tensors, with what a call gives them. They stay until something
-/// but a gradient is elsewhere, as their table on a GPU does; not on the CPU if anything is measured.
+/// but a gradient is elsewhere, as their table on a GPU does; not on the CPU if anything is
+/// measured.
 class RepeatedStep {
  public:
   RepeatedStep();

@@ -34,8 +34,8 @@ void for_parts(std::vector<Job>& jobs, int64_t grain, const Count& count, const 
   });
 }
 
-/// The maxima of a scale of rank 1 over all columns: of each column, the minimum over its dimensions
-/// after the first.
+/// The maxima of a scale of rank 1 over all columns: of each column, the minimum over its
+/// dimensions after the first.
 void combine(const SlotState& state, uint32_t* out) {
   const std::vector<int64_t>& dims = state.dims;
   int64_t cols = 1;
@@ -51,8 +51,8 @@ void combine(const SlotState& state, uint32_t* out) {
   }
 }
 
-/// Keeps the maxima that were measured of a scale of rank 1, and makes them the scales that codes are
-/// written with; codes are still read with those in `col_absmax`.
+/// Keeps the maxima that were measured of a scale of rank 1, and makes them the scales that codes
+/// are written with; codes are still read with those in `col_absmax`.
 void keep_scales(Job& job, int k, const SlotState& state) {
   StateSlot& slot = job.state[k];
   if (!state.combines()) return;

@@ -1,5 +1,5 @@
-// What the passes of a matrix in a subspace are told on a GPU: one row of int64 numbers. Python reads
-// the order of the columns from the catalog.
+// What the passes of a matrix in a subspace are told on a GPU: one row of int64 numbers. Python
+// reads the order of the columns from the catalog.
 #pragma once
 
 namespace lowbit {

@@ -46,8 +46,9 @@ struct StateSpec {
 /// or without negative values. Nothing where the catalog has no such format.
 std::optional<StateSpec> state_spec(const std::string& state_format, bool is_signed);
 
-/// What `said`, a preset's or a format's meaning, becomes for a mean over thousands of steps: kSlowMean,
-/// but float32 where it was said, or where a parameter in full precision would not have codes.
+/// What `said`, a preset's or a format's meaning, becomes for a mean over thousands of steps:
+/// kSlowMean, but float32 where it was said, or where a parameter in full precision would not have
+/// codes.
 StateSpec slow_mean_spec(const StateSpec& said, bool full_precision);
 
 }  // namespace lowbit

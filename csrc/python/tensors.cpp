@@ -1,6 +1,6 @@
-// lowbit._tensors: what a repeated step must know of Python's objects, asked of thousands of them in
-// C. It knows Python, by the stable ABI of CPython 3.10, and DLPack's C interface, by which torch
-// says where a tensor is, and nothing else of torch. lowbit/step/cache.py calls it.
+// lowbit._tensors: what a repeated step must know of Python's objects, asked of thousands of them
+// in C. It knows Python, by the stable ABI of CPython 3.10, and DLPack's C interface, by which
+// torch says where a tensor is, and nothing else of torch. lowbit/step/cache.py calls it.
 #include <ATen/dlpack.h>
 #include <Python.h>
 
@@ -74,16 +74,16 @@ uint32_t type_of(const DLTensor& t) {
 }
 const void* address(const DLTensor& t) { return static_cast<char*>(t.data) + t.byte_offset; }
 
-/// What torch says of a tensor. Returns false where it cannot say it, as of a sparse tensor, or where
-/// the values are in no memory, as torch's lazy zeros are.
+/// What torch says of a tensor. Returns false where it cannot say it, as of a sparse tensor, or
+/// where the values are in no memory, as torch's lazy zeros are.
 bool look(PyObject* object, DLTensor& t) {
   if (dl_tensor(object, &t) == 0) return t.data != nullptr || numel(t) == 0;
   PyErr_Clear();
   return false;
 }
 
-/// Whether memory holds a tensor's values as they are. Torch can negate lazily, by a bit of the tensor
-/// of which its C interface says nothing.
+/// Whether memory holds a tensor's values as they are. Torch can negate lazily, by a bit of the
+/// tensor of which its C interface says nothing.
 bool literal(PyObject* tensor) {
   PyObject* const negated = PyObject_CallFunctionObjArgs(is_neg, tensor, nullptr);
   Py_XDECREF(negated);  // a bool, of which there are two
@@ -91,8 +91,8 @@ bool literal(PyObject* tensor) {
   return negated == Py_False;
 }
 
-/// A table's rows, the parameters that they are of, their gradients or None, and the list that is to
-/// hold the gradients, if any.
+/// A table's rows, the parameters that they are of, their gradients or None, and the list that is
+/// to hold the gradients, if any.
 struct Table {
   PyObject *params, *grads, *held;
   TensorPair* rows;
@@ -124,7 +124,8 @@ struct Table {
   }
 };
 
-/// Gradient i as a new reference, where it is a plain tensor. Null without an error where it is none.
+/// Gradient i as a new reference, where it is a plain tensor. Null without an error where it is
+/// none.
 PyObject* plain_gradient(const Table& table, Py_ssize_t i) {
   PyObject* const grad = table.grads == Py_None
                              ? PyObject_GetAttr(PyList_GetItem(table.params, i), grad_name)
@@ -135,8 +136,8 @@ PyObject* plain_gradient(const Table& table, Py_ssize_t i) {
 }
 
 // ---- hints for the caches, where a walk over thousands of objects spends its time ----
-// Hints are addresses of memory that will be read. In a torch or Python where objects look otherwise,
-// other memory is fetched in vain.
+// Hints are addresses of memory that will be read. In a torch or Python where objects look
+// otherwise, other memory is fetched in vain.
 
 constexpr Py_ssize_t kAhead = 12;
 void fetch(const char* object, int lines) {
@@ -271,16 +272,17 @@ PyObject* each(PyObject* given, Known&& known, Row&& row) {
   Py_RETURN_TRUE;
 }
 
-/// record(params, grads, table) -> whether the table, an int64 CPU tensor [n, columns], now describes
-/// the parameters, which are torch's own tensors or parameters, and their gradients; None: their own.
+/// record(params, grads, table) -> whether the table, an int64 CPU tensor [n, columns], now
+/// describes the parameters, which are torch's own tensors or parameters, and their gradients;
+/// None: their own.
 PyObject* record_all(PyObject*, PyObject* given) {
   return each(given, [](PyObject*, const TensorPair&) { return true; }, record);
 }
 
-/// take(params, grads, table, held) -> whether the parameters and their gradients are as the table has
-/// them but for where they are, which it then has. If not, some rows have it and some have not. The list
-/// `held` gets the gradients: the table has addresses alone, and a parameter may lose its gradient in
-/// another thread while a step reads it.
+/// take(params, grads, table, held) -> whether the parameters and their gradients are as the table
+/// has them but for where they are, which it then has. If not, some rows have it and some have not.
+/// The list `held` gets the gradients: the table has addresses alone, and a parameter may lose its
+/// gradient in another thread while a step reads it.
 PyObject* take_all(PyObject*, PyObject* given) {
   const auto known = [](PyObject* param, const TensorPair& row) {
     return Py_TYPE(param) == row.kind;

@@ -1,5 +1,5 @@
-// Products of bfloat16 matrices and the Newton-Schulz steps of Muon, against plain loops, on every instruction
-// set and with several threads.
+// Products of bfloat16 matrices and the Newton-Schulz steps of Muon, against plain loops, on every
+// instruction set and with several threads.
 #include <cmath>
 #include <cstdio>
 #include <cstring>
@@ -252,8 +252,8 @@ void check_meaning(const std::string& isa) {
   }
 }
 
-/// A digest of a matrix and of the moments of its rows, orthogonalized and evened out, for each shape: to compare
-/// processors by.
+/// A digest of a matrix and of the moments of its rows, orthogonalized and evened out, for each
+/// shape: to compare processors by.
 void print_bits() {
   random_engine.seed(4);
   const int64_t shapes[][2] = {{77, 300}, {300, 77}, {64, 512}, {129, 130}, {1, 40}};

@@ -1,5 +1,5 @@
-// Means of core/mean_bins.h: the same words in any order, split and instruction set; the mean is the
-// exact one, rounded once, where no bit falls below the bins, and within the bound elsewhere.
+// Means of core/mean_bins.h: the same words in any order, split and instruction set; the mean is
+// the exact one, rounded once, where no bit falls below the bins, and within the bound elsewhere.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

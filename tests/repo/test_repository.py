@@ -63,6 +63,21 @@ def test_the_formatter_formats_all_python():
     ] == []
 
 
+def test_lines_of_cpp_have_at_most_100_columns():
+    """Their comments too, which the formatter leaves as they are."""
+    rooms = [ROOT / room for room in ("csrc", "tools", "tests/cpp", "bench", "recipes")]
+    files = [path for room in rooms for path in room.rglob("*.*")]
+    texts = {f: f.read_text() for f in files if f.suffix in (".h", ".cpp", ".cu", ".cuh")}
+    assert len(texts) > 500
+    del texts[ROOT / "tools" / "pipeline" / "page.cpp"]  # a page of HTML
+    assert [
+        f"{path}:{number}"
+        for path, text in texts.items()
+        for number, line in enumerate(text.splitlines(), 1)
+        if len(line) > 100
+    ] == []
+
+
 def verbs():
     done = subprocess.run(
         ["make", "--no-print-directory"],

@@ -46,8 +46,8 @@ constexpr const char* kDescription =
 It contains neither torch nor Python, and it never executes a file:
 it parses pickles against an allowlist into inert values, and refuses what is outside.
 .PP
-A checkpoint is a directory of torch.distributed.checkpoint, a file of torch.save, a safetensors file,
-or a folder of DeepSpeed.
+A checkpoint is a directory of torch.distributed.checkpoint, a file of torch.save,
+a safetensors file, or a folder of DeepSpeed.
 Output appears whole or not at all.
 Memory stays bounded, however large the checkpoint is.
 )";
@@ -97,7 +97,8 @@ The same folder while it is removed. A later run with
 removes what a kill left of it.
 .TP
 .I .NAME.partial\-saving
-A save of lowbit.checkpoint.Writer. The next save to NAME removes what a killed save left, and renames
+A save of lowbit.checkpoint.Writer. The next save to NAME removes what a killed save left,
+and renames
 .I .NAME.partial\-saving.old
 back to NAME if a kill came between two renames.
 )";

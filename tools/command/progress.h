@@ -15,8 +15,8 @@
 
 namespace lowbit::ckpt {
 
-/// One line of at most `columns` - 1 letters: the bar, what is done, how fast, and the time that is left.
-/// Where there is less room, first the bar goes, and then the rest from its end.
+/// One line of at most `columns` - 1 letters: the bar, what is done, how fast, and the time that is
+/// left. Where there is less room, first the bar goes, and then the rest from its end.
 inline std::string progress_line(const std::string& label, uint64_t done, uint64_t total,
                                  double seconds, int columns) {
   const double part = static_cast<double>(done) / static_cast<double>(total);

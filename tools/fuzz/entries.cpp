@@ -16,7 +16,8 @@ namespace fs = std::filesystem;
 constexpr std::string_view kMark = "\n@@ ", kLink = " -> ";
 constexpr const char* kUrl = "fuzz://store/run";
 
-/// What stands before and behind the arrow of a link; all of a name, and nothing, where there is none.
+/// What stands before and behind the arrow of a link; all of a name, and nothing, where there is
+/// none.
 std::pair<std::string, std::string> link_of(const std::string& name) {
   const size_t at = name.find(kLink);
   if (at == std::string::npos) return {name, ""};

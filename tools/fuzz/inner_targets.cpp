@@ -32,8 +32,8 @@ bool read_inner_zip(std::string_view input) {
   return false;
 }
 
-/// A pickle of torch.save, in an archive with storages that no input needs to keep in order: numpy's
-/// values, opaque objects and all other classes.
+/// A pickle of torch.save, in an archive with storages that no input needs to keep in order:
+/// numpy's values, opaque objects and all other classes.
 bool read_tree_pickle(std::string_view input) {
   constexpr size_t kStorage = 96;
   std::string made;

@@ -1,6 +1,6 @@
-// Mutations that know a format: they change what a pickle, a zip or a header says, and keep true what
-// a reader would refuse at once, such as lengths and checksums. libFuzzer calls them (main.cpp), and
-// so do the tests, which replay mutants without it.
+// Mutations that know a format: they change what a pickle, a zip or a header says, and keep true
+// what a reader would refuse at once, such as lengths and checksums. libFuzzer calls them
+// (main.cpp), and so do the tests, which replay mutants without it.
 #pragma once
 
 #include <cstdint>

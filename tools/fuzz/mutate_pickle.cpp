@@ -8,7 +8,8 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// An opcode and its argument. `size`: bytes of the length before a text; `fixed`: bytes of a number.
+/// An opcode and its argument. `size`: bytes of the length before a text; `fixed`: bytes of a
+/// number.
 struct Op {
   std::string bytes;
   size_t size = 0, fixed = 0;

@@ -11,8 +11,8 @@ namespace lowbit::ckpt {
 
 enum class Exit { kFine = 0, kRuntime = 1, kUsage = 2, kBadInput = 3, kMismatch = 4 };
 
-/// What a caller may act on; the text says more. Damaged: the bytes are not those that were written,
-/// so that another copy, or an older checkpoint, may be whole.
+/// What a caller may act on; the text says more. Damaged: the bytes are not those that were
+/// written, so that another copy, or an older checkpoint, may be whole.
 enum class Cause { kOther, kDamaged, kTooLarge };
 
 struct Error {

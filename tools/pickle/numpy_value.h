@@ -35,8 +35,8 @@ Value numpy_text(const std::string& code, const std::string& bytes);
 /// A number of a dtype ("float64", "bool", "complex64") as Python's; none where the bytes are of
 /// another one.
 Value numpy_number(const std::string& dtype, const std::string& bytes);
-/// A value with its arrays of no dimensions, such as np.array(0.1), as the numbers that they hold. It
-/// is for settings, which optimizers compute with; elsewhere such an array stays one.
+/// A value with its arrays of no dimensions, such as np.array(0.1), as the numbers that they hold.
+/// It is for settings, which optimizers compute with; elsewhere such an array stays one.
 Value with_numbers(Value value);
 
 }  // namespace lowbit::ckpt

@@ -1,5 +1,5 @@
-// Objects of classes that are not on the allowlist, and what functions that are not give: they may be
-// named, and stay unread. Nothing is called, so what they are does not matter.
+// Objects of classes that are not on the allowlist, and what functions that are not give: they may
+// be named, and stay unread. Nothing is called, so what they are does not matter.
 #pragma once
 
 #include <string>

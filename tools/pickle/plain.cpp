@@ -204,7 +204,8 @@ class Unfolder {
   NodeId text_of(NodeId id) const {
     return p_.is(id, Kind::kCall) ? p_.item(p_.item(id, 1), 0) : id;
   }
-  /// Bytes, or text that stands for them byte by byte; the caller counts them. An encoding but latin-1 is text of Python 2.
+  /// Bytes, or text that stands for them byte by byte; the caller counts them. An encoding but
+  /// latin-1 is text of Python 2.
   Result<Value> bytes(NodeId id, Value::Kind kind) {
     Value out{.kind = kind};
     if (p_.is(id, Kind::kBytes)) {
@@ -223,7 +224,8 @@ class Unfolder {
     if (p_.is(order, Kind::kString) && p_.text(order) == ">") return "";
     return std::string(p_.text(p_.item(p_.item(id, 1), 0)));
   }
-  /// Whether the dtype at a node is of numbers, also in another machine's byte order, or of records.
+  /// Whether the dtype at a node is of numbers, also in another machine's byte order, or of
+  /// records.
   bool is_of_numbers(NodeId id) const {
     const GlobalRule* rule = p_.is(id, Kind::kCall) ? p_.global(id) : nullptr;
     if (rule == nullptr || rule->name != "dtype") return false;
@@ -245,7 +247,8 @@ class Unfolder {
     const bool coded = p_.is(content, Kind::kCall) && p_.global(content)->name == "encode" &&
                        p_.text(p_.item(p_.item(content, 1), 1)) == "latin1";
     if (!none && !coded && !p_.is(content, Kind::kBytes)) return opaque(id, name);
-    // As text in latin-1, a byte takes one or two. Whatever is inspected counts, with or without a result.
+    // As text in latin-1, a byte takes one or two. Whatever is inspected counts, with or without a
+    // result.
     const uint64_t length = none ? 0 : p_.text(text_of(content)).size();
     const bool fits =
         coded ? length >= found->bytes && length <= 2 * found->bytes : length == found->bytes;

@@ -29,7 +29,8 @@ void write_entries(PickleWriter& to, size_t count, bool ordered,
     return;
   }
   for (size_t i = 0; i < count;) {
-    // In an OrderedDict, Python's pickler looks one item ahead, so it sets a single last entry alone.
+    // In an OrderedDict, Python's pickler looks one item ahead, so it sets a single last entry
+    // alone.
     const bool alone = ordered && i + 1 == count;
     const size_t end = std::min(count, i + kBatch);
     const bool full = end - i == kBatch;

@@ -12,8 +12,8 @@ namespace lowbit::ckpt {
 /// place for these.
 using Given = std::vector<std::pair<NodeId, NodeId>>;
 
-/// By node: whether a tensor or a storage lies there or anywhere below, in the attributes of objects
-/// too. Objects may refer to each other in circles.
+/// By node: whether a tensor or a storage lies there or anywhere below, in the attributes of
+/// objects too. Objects may refer to each other in circles.
 std::vector<bool> tensor_holders(const Pickle& pickle, const Given& given);
 
 }  // namespace lowbit::ckpt

@@ -65,9 +65,9 @@ std::vector<std::string> written_dialect_names();
 std::vector<std::string> container_names();
 /// "a, b or c".
 std::string alternatives(const std::vector<std::string>& words);
-/// {"source", "target", "dry_run", "from", "to", "container", "ranks", "states": [{"param", "state",
-/// "from", "to", "exact", "max_error"?, "relative_error"?}], "tensors", "values", "copied",
-/// "source_bytes", "bytes", "unchecked", "notes", "warnings"}
+/// {"source", "target", "dry_run", "from", "to", "container", "ranks", "states": [{"param",
+/// "state", "from", "to", "exact", "max_error"?, "relative_error"?}], "tensors", "values",
+/// "copied", "source_bytes", "bytes", "unchecked", "notes", "warnings"}
 Result<Json> convert(const std::string& source, const std::string& target,
                      const ConvertOptions& options);
 
@@ -88,7 +88,8 @@ struct DiffOptions {
   double tolerance = 0;  // of the difference, relative to the larger tensor's 2-norm
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
-/// {"same": bool, "opaque": [names of what is not read, so not compared], "differences": [{"name", "what", "first": index, "count", "max"}]}
+/// {"same": bool, "opaque": [names of what is not read, so not compared], "differences": [{"name",
+/// "what", "first": index, "count", "max"}]}
 Result<Json> diff(const std::string& a, const std::string& b, const DiffOptions& options);
 
 /// XXH3-128, in hex, of all tensors by name: name, dtype, shape and row-major bytes, of torchao's

@@ -225,8 +225,8 @@ const Value* find(const Settings& values, const std::string& key) {
   return nullptr;
 }
 
-/// Settings of a group, numbers of a parameter, by key. What one of two files of one dialect lacks is
-/// a difference, but for options that are off, or as `usual`: other versions do not have them.
+/// Settings of a group, numbers of a parameter, by key. What one of two files of one dialect lacks
+/// is a difference, but for options that are off, or as `usual`: other versions do not have them.
 void compare_values(Comparison& comparison, const std::string& name, const Settings& a,
                     const Settings& b, bool one_dialect, const Settings& usual = {}) {
   const auto lacks = [&](const std::string& key, const Value& value, const char* what) {

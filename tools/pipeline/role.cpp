@@ -15,8 +15,8 @@ std::string last_key(const std::string& name) {
   return leaf.size() > 100 ? "" : leaf;
 }
 
-/// Whether the name lies in an optimizer's state: state.., optim.state.., and so on. Short keys such
-/// as "scale" and "step" are a state's only there; elsewhere they are a module's parameters.
+/// Whether the name lies in an optimizer's state: state.., optim.state.., and so on. Short keys
+/// such as "scale" and "step" are a state's only there; elsewhere they are a module's parameters.
 bool in_state(const std::string& name) {
   for (size_t at = 0, end; (end = name.find('.', at)) != std::string::npos; at = end + 1) {
     const std::string_view key(name.data() + at, end - at);
@@ -31,8 +31,8 @@ bool has_key(const std::string& name, const std::string& key) {
   return name.starts_with(key + ".") || name.find("." + key + ".") != std::string::npos;
 }
 
-/// The state that a tensor of Megatron-Core's optimizer has, as its name ends elsewhere: "exp_avg" of
-/// "optimizer.state.exp_avg.fc1.weight"; empty for other tensors.
+/// The state that a tensor of Megatron-Core's optimizer has, as its name ends elsewhere: "exp_avg"
+/// of "optimizer.state.exp_avg.fc1.weight"; empty for other tensors.
 std::string megatron_state(const std::string& name) {
   static constexpr std::string_view kState = "optimizer.state.";
   const size_t at = name.starts_with("chained_") ? name.find('.') + 1 : 0;
@@ -45,7 +45,8 @@ std::string megatron_state(const std::string& name) {
   return "";
 }
 
-/// The format of codes that a key ends with: "float8_e4m3" of ".exp_avg_float8_e4m3"; "" if the catalog has none.
+/// The format of codes that a key ends with: "float8_e4m3" of ".exp_avg_float8_e4m3"; "" if the
+/// catalog has none.
 std::string code_format(const std::string& key) {
   for (size_t at = key.find('_'); at != std::string::npos; at = key.find('_', at + 1)) {
     const FormatInfo* format = find_format(key.substr(at + 1));

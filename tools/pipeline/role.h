@@ -5,8 +5,8 @@
 
 namespace lowbit::ckpt {
 
-/// What the name says, for people: "codes, dynamic8", "scales, dynamic8", "full-precision state, float32",
-/// "weights and other tensors", ... The format is part of the name of lowbit's state
+/// What the name says, for people: "codes, dynamic8", "scales, dynamic8", "full-precision state,
+/// float32", "weights and other tensors", ... The format is part of the name of lowbit's state
 /// (docs/formats.md).
 std::string kind_of(const std::string& name);
 

@@ -21,15 +21,16 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 /// The leaves that are selected.
 Document select(Document document, const Selection& selection);
 
-/// Leaves out objects that only the program that wrote them can make again; a place in a list stays,
-/// as None. Returns a warning for each, or for the first of many. `target`: what is written; a
-/// directory keeps the items of another as they are, and files of safetensors have no arrays of
-/// numpy, but for the numbers of those without dimensions. An error where one is a tensor, or has tensors anywhere inside: they are data, which
-/// nothing leaves out unasked.
+/// Leaves out objects that only the program that wrote them can make again; a place in a list
+/// stays, as None. Returns a warning for each, or for the first of many. `target`: what is written;
+/// a directory keeps the items of another as they are, and files of safetensors have no arrays of
+/// numpy, but for the numbers of those without dimensions. An error where one is a tensor, or has
+/// tensors anywhere inside: they are data, which nothing leaves out unasked.
 Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target);
 
 /// An error where an optimizer would lose part of its state or of its settings. Where it is copied
-/// and not `converted`, only data counts: tensors that are not read, and arrays that `target` lacks.
+/// and not `converted`, only data counts: tensors that are not read, and arrays that `target`
+/// lacks.
 Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target);
 
 /// A warning where the whole is not a dict, which is all that torch loads of a directory.

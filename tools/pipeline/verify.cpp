@@ -278,8 +278,8 @@ void find_steps(const Model& model, TensorCheck& out) {
   }
 }
 
-/// The places of leaves, and what an optimizer of lowbit's would make of its state: what is missing,
-/// cast or contradictory there has sound bytes. A part of a checkpoint is not judged.
+/// The places of leaves, and what an optimizer of lowbit's would make of its state: what is
+/// missing, cast or contradictory there has sound bytes. A part of a checkpoint is not judged.
 void check_meaning(const std::shared_ptr<const Document>& document, const VerifyOptions& options,
                    TensorCheck& out) {
   if (!options.select.include.empty() || !options.select.exclude.empty()) return;

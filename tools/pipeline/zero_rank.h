@@ -14,8 +14,8 @@ namespace lowbit::ckpt {
 Status check_no_zero_rank(const Document& document, const std::string& source = "");
 
 /// An error (exit code 3) where a tensor of the document is one rank's part of a larger one, as
-/// torch.save writes a DTensor: nothing may take it for the whole. The error begins with `source`, if
-/// it is not empty, and names --exclude then.
+/// torch.save writes a DTensor: nothing may take it for the whole. The error begins with `source`,
+/// if it is not empty, and names --exclude then.
 Status check_no_rank_part(const Document& document, const std::string& source = "");
 
 }  // namespace lowbit::ckpt

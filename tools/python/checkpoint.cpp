@@ -116,8 +116,8 @@ PyObject* call_check_target(PyObject*, PyObject* given) {
   });
 }
 
-/// (path): the N that files __RANK_N.distcp must have between the other files of that folder; -1 where
-/// they will have a folder of their own.
+/// (path): the N that files __RANK_N.distcp must have between the other files of that folder; -1
+/// where they will have a folder of their own.
 PyObject* call_file_number(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject* path = nullptr;
@@ -128,7 +128,8 @@ PyObject* call_file_number(PyObject*, PyObject* given) {
   });
 }
 
-/// (temporary, path, replace, sync, number): publishes a complete folder; number: as file_number said.
+/// (temporary, path, replace, sync, number): publishes a complete folder; number: as file_number
+/// said.
 PyObject* call_publish(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject *temporary = nullptr, *path = nullptr;
@@ -146,8 +147,8 @@ PyObject* call_publish(PyObject*, PyObject* given) {
   });
 }
 
-/// (there, data, digests): the steps of a publication as JSON, [put, name] each; the first two are JSON
-/// lists of names.
+/// (there, data, digests): the steps of a publication as JSON, [put, name] each; the first two are
+/// JSON lists of names.
 PyObject* call_publication(PyObject*, PyObject* given) {
   return guarded([&] {
     const char *there = nullptr, *data = nullptr;

@@ -21,7 +21,8 @@ void keep_raised();
 /// Raises what was kept in this thread, if anything was.
 void raise_kept();
 
-/// Calls what Python called. An exception of C++ becomes one of Python's, and `failure` is returned.
+/// Calls what Python called. An exception of C++ becomes one of Python's, and `failure` is
+/// returned.
 template <class F, class T>
 T guarded(F&& work, T failure) noexcept {
   try {

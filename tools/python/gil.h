@@ -7,11 +7,12 @@
 
 namespace lowbit::ckpt::python {
 
-/// Calls a function of CPython that takes the lock, or runs Python code, which gives the lock up and takes it again. An
-/// interpreter that is shutting down never gives it to this thread: before 3.14 CPython ends the thread instead
-/// (pthread_exit), which unwinds its frames, and a destructor on the way, or a std::thread that nobody has joined, ends
-/// the process with "terminate called without an active exception". So the thread sleeps until the process is gone, as
-/// it does from 3.14 on.
+/// Calls a function of CPython that takes the lock, or runs Python code, which gives the lock up
+/// and takes it again. An interpreter that is shutting down never gives it to this thread: before
+/// 3.14 CPython ends the thread instead (pthread_exit), which unwinds its frames, and a destructor
+/// on the way, or a std::thread that nobody has joined, ends the process with "terminate called
+/// without an active exception". So the thread sleeps until the process is gone, as it does from
+/// 3.14 on.
 template <typename Call>
 auto call_python(Call call) noexcept {
   try {

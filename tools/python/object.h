@@ -1,4 +1,5 @@
-// Python's objects by the stable ABI of CPython 3.10: one module serves that version and later ones.
+// Python's objects by the stable ABI of CPython 3.10: one module serves that version and later
+// ones.
 #pragma once
 
 #include <Python.h>

@@ -34,11 +34,12 @@ class Reader {
   /// A box of a tensor (or of a part of a subclass), row-major bytes.
   Object read(size_t tensor, int part, const Shape& offset, const Shape& shape);
 
-  /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...], place), ...], "values": [(name,
-  /// path, place), ...], "has_paths"}, of a directory. A place is one in the metadata's order.
+  /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...], place), ...], "values":
+  /// [(name, path, place), ...], "has_paths"}, of a directory. A place is one in the metadata's
+  /// order.
   Object layout() const;
-  /// A value as torch.save writes it: serialized again from what was understood (dcp/value_archive.h).
-  /// `verify`: an error where its digest is not the one in lowbit.json.
+  /// A value as torch.save writes it: serialized again from what was understood
+  /// (dcp/value_archive.h). `verify`: an error where its digest is not the one in lowbit.json.
   Object value_item(const std::string& name, bool verify);
   struct Want {
     std::string name;

@@ -1,12 +1,12 @@
-// The second moment of each row in NorMuon (Li et al., 2025, arXiv:2510.05491, with the rescaling of the
-// authors' code): rows of the orthogonalized update O get like sizes, and its norm stays.
+// The second moment of each row in NorMuon (Li et al., 2025, arXiv:2510.05491, with the rescaling
+// of the authors' code): rows of the orthogonalized update O get like sizes, and its norm stays.
 //
 //   v_r = lerp(v_r, mean over k of O_rk^2, 1 - beta2)
 //   s_r = 1 / (sqrt(v_r) + 1e-10)
 //   X_rk = O_rk (s_r |O| / (|s O| + 1e-10))        |s O|^2 = sum over r of s_r^2 |O_r|^2
 //
-// v and s are float32. Sums are double chains: a row's over ascending k, a matrix's over ascending r. The
-// factor in parentheses is rounded once to float32, and X once to bfloat16.
+// v and s are float32. Sums are double chains: a row's over ascending k, a matrix's over ascending
+// r. The factor in parentheses is rounded once to float32, and X once to bfloat16.
 #pragma once
 
 #include <cstdint>

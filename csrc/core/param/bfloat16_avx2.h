@@ -1,4 +1,5 @@
-// Stochastic rounding as in bfloat16.h, 16 values at a time; bfloat16_avx512.h says why it is so short.
+// Stochastic rounding as in bfloat16.h, 16 values at a time; bfloat16_avx512.h says why it is so
+// short.
 //
 // Included by bfloat16.h, at its end, and by nothing else.
 #pragma once

@@ -1,5 +1,5 @@
-// Stochastic rounding as in float16.h, for many values at once: as normal values and in steps of 2^-24, of which one
-// is taken. Infinities and NaN are left to the definition.
+// Stochastic rounding as in float16.h, for many values at once: as normal values and in steps of
+// 2^-24, of which one is taken. Infinities and NaN are left to the definition.
 //
 // Included by float16.h, at its end, and by nothing else.
 #pragma once

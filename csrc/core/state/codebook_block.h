@@ -8,7 +8,8 @@
 // bit l. The first decided bit comes out lowest, so the bits of each byte are reversed at the end.
 // Instruction sets without vector lookups use cells.h.
 //
-// dequantize: the map lies in registers, looked up by the code. Where it fills too many, plain loads.
+// dequantize: the map lies in registers, looked up by the code. Where it fills too many, plain
+// loads.
 //
 // Included by codebook.h, at its end, and by nothing else.
 #pragma once
@@ -107,8 +108,8 @@ __attribute__((noinline)) static void codebook_quantize(const float* x, float in
 }
 
 /// Evenly spaced codes by arithmetic, in steps of 2^-16: the upper half of a word is the code, the
-/// lower half tells whether it is certain. Two roundings, that of the boundary and the conversion err
-/// by less than three steps; within four of a boundary the search decides.
+/// lower half tells whether it is certain. Two roundings, that of the boundary and the conversion
+/// err by less than three steps; within four of a boundary the search decides.
 struct EvenCodes {
   float slope, offset;
   int last, lowest;  // lowest: the code of the smallest positive value
@@ -156,8 +157,9 @@ __attribute__((noinline)) static void even_dequantize(const uint8_t* codes, int 
   }
 }
 
-/// codes[i] = book.quantize(x[i] * inverse), where words(z) are the places of values among the codes in steps of 2^-16,
-/// plus one half and kUnsurePlace / 2 steps: the upper halves are the codes. Places err by less than three steps.
+/// codes[i] = book.quantize(x[i] * inverse), where words(z) are the places of values among the
+/// codes in steps of 2^-16, plus one half and kUnsurePlace / 2 steps: the upper halves are the
+/// codes. Places err by less than three steps.
 constexpr int kUnsurePlace = 8;
 template <class Words>
 LB_HD void quantize_places(const float* x, float inverse, const Codebook& book, uint8_t* codes,

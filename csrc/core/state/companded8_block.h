@@ -1,10 +1,11 @@
-// companded8.h in vectors, with the same codes. Positions are in steps of 2^-16, and products replace
-// divisions by the scale; the definition is asked where the error of a position could decide.
+// companded8.h in vectors, with the same codes. Positions are in steps of 2^-16, and products
+// replace divisions by the scale; the definition is asked where the error of a position could
+// decide.
 //
-//   signed     position 254 a / (1 + a) of a = |z|. Entry n is n / (254 - n), so the share of the way
-//              from n to n + 1 is (a (254 - n) - n) (253 - n) / 254: no division by a difference
-//   unsigned   position 255 sqrt(x) / a. The chance is linear in x, and values have the scale that is
-//              stored, s: the share is (x (255 / s)^2 - n^2) / (2 n + 1)
+//   signed     position 254 a / (1 + a) of a = |z|. Entry n is n / (254 - n), so the share of the
+//              way from n to n + 1 is (a (254 - n) - n) (253 - n) / 254: no division by a difference
+//   unsigned   position 255 sqrt(x) / a. The chance is linear in x, and values have the scale that
+//              is stored, s: the share is (x (255 / s)^2 - n^2) / (2 n + 1)
 //
 // Included by companded8.h, at its end, and by nothing else.
 #pragma once
@@ -73,8 +74,8 @@ struct RootVector : CompandedVector {
   }
   LB_HD Int by_chance(const float* x, const uint16_t* random16, Int& least) const {
     const Float u = V::larger(V::load(x), V::all(0.0f)), root = V::root(u);
-    // A quarter of a step from a code, positions are certain: zero, those below the first code, which
-    // become the first, and the block's largest value.
+    // A quarter of a step from a code, positions are certain: zero, those below the first code,
+    // which become the first, and the block's largest value.
     const Float first = V::plus(V::where_positive(u, V::all(kStep16)), V::all(0.25f * kStep16));
     Float t = V::times(root, steps);
     const typename V::Mask above = V::at_least(t, V::all(kStep16 - kUnsure / 4));

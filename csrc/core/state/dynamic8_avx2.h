@@ -1,8 +1,8 @@
 // dynamic8.h's quantizer, eight values to a register. Eight lines slope * |z| + offset cover all
 // values. Two neighbouring binades hold at most one threshold between lines: so the halved exponent
-// names a line, by a lookup of bytes, or the one before it, and one comparison tells. The line gives
-// ordinals in steps of 2^-16, so that the code is the upper half of a word and what is unsure its
-// lower half; the scalar definition is asked there, about once in 2000 values.
+// names a line, by a lookup of bytes, or the one before it, and one comparison tells. The line
+// gives ordinals in steps of 2^-16, so that the code is the upper half of a word and what is unsure
+// its lower half; the scalar definition is asked there, about once in 2000 values.
 //
 // Included by dynamic8_plain.h, at its end, and by nothing else.
 #pragma once

@@ -1,5 +1,5 @@
-// dynamic8.h over many values, in plain loops for any instruction set: quantized by cells (cells.h),
-// dequantized by the map.
+// dynamic8.h over many values, in plain loops for any instruction set: quantized by cells
+// (cells.h), dequantized by the map.
 //
 // Included by dynamic8.h, at its end, and by nothing else.
 #pragma once

@@ -1,10 +1,10 @@
 // dynamic.h of 5 to 7 bits over many values, by lines: with the same codes as the search.
 //
-// The place of a magnitude among the entries, ordinal plus share of the way to the next one, is a line
-// inside each decade, another one from there to the next decade, and a last one to 1: dynamic8_chance.h
-// says why the lower of two lines is the right one. Half the exponent and one comparison tell the decade.
-// Places are in steps of 2^-16 and err by less than three of them. The nearest code is the place plus
-// one half; within four steps of a boundary the definition decides.
+// The place of a magnitude among the entries, ordinal plus share of the way to the next one, is a
+// line inside each decade, another one from there to the next decade, and a last one to 1:
+// dynamic8_chance.h says why the lower of two lines is the right one. Half the exponent and one
+// comparison tell the decade. Places are in steps of 2^-16 and err by less than three of them. The
+// nearest code is the place plus one half; within four steps of a boundary the definition decides.
 //
 // Included by codebook_block.h, where there are vectors, and by nothing else.
 #pragma once

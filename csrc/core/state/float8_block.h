@@ -1,9 +1,9 @@
 // Stochastic codes of float8.h, in vectors, with the codes of stochastic.h.
 //
 // In a binade codes are evenly spaced, and the last bits of a float are its share of the way to the
-// next code, exactly. a + max(a, the smallest normal) has the bits of the code and the share also for
-// subnormal values. r says how the share decides in steps of 2^-16; shares have kShift bits, so the
-// middle of a step is added:
+// next code, exactly. a + max(a, the smallest normal) has the bits of the code and the share also
+// for subnormal values. r says how the share decides in steps of 2^-16; shares have kShift bits, so
+// the middle of a step is added:
 //
 //   the lower code is nearer   up where share > r + 1/2        sum = share + ~(r + 1/2)
 //   the upper code is nearer   up where share >= 1 - r - 1/2   sum = share + r + 1/2

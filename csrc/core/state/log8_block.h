@@ -1,15 +1,15 @@
 // log8.h in vectors, with the same codes and values.
 //
 // quantize: the code needs log2 to a small part of a step only. A short polynomial with fused
-// operations gives the position in steps of 2^-16; a value whose position is within its error of where
-// the code changes, about one in 5000, is asked of the definition.
+// operations gives the position in steps of 2^-16; a value whose position is within its error of
+// where the code changes, about one in 5000, is asked of the definition.
 //
-// Stochastic codes: values of neighbours are an octave / inverse apart. With S = log 2 / inverse, the
-// share of the way from one to the next is (e^(S f) - 1) / (e^S - 1) at the part f of a position. Five
-// terms of the series are within a step for S up to 0.4.
+// Stochastic codes: values of neighbours are an octave / inverse apart. With S = log 2 / inverse,
+// the share of the way from one to the next is (e^(S f) - 1) / (e^S - 1) at the part f of a
+// position. Five terms of the series are within a step for S up to 0.4.
 //
-// dequantize: the definition's operations one by one, because every bit of the value counts. Scaling by
-// a power of two is shorter.
+// dequantize: the definition's operations one by one, because every bit of the value counts.
+// Scaling by a power of two is shorter.
 //
 // Included by log8.h, at its end, and by nothing else.
 #pragma once
@@ -48,8 +48,8 @@ LB_HD float log_unsure(float inverse) { return 8.0f + 2.0f * kLog2Short * 65536.
 /// definition's difference of two values has an error of its own.
 LB_HD float chance_unsure(float inverse) { return 2.0f * log_unsure(inverse); }
 
-/// Codes of a block, kTurn at a time. Positions count from code 0 for a zero, or the lowest code. Those
-/// for nearest codes have added a half and half the width in which they are unsure.
+/// Codes of a block, kTurn at a time. Positions count from code 0 for a zero, or the lowest code.
+/// Those for nearest codes have added a half and half the width in which they are unsure.
 template <class F, bool kByChance>
 struct LogVectors {
   using V = Vector;
@@ -64,8 +64,8 @@ struct LogVectors {
   Float steps, offset, lowest, highest, none, zero;
   Float share[5];
 
-  /// Whether a block's codes are found this way. Subnormal values count as 2^-126: that has to be the
-  /// lowest code or less, and signed values that far below must be zeros.
+  /// Whether a block's codes are found this way. Subnormal values count as 2^-126: that has to be
+  /// the lowest code or less, and signed values that far below must be zeros.
   LB_HD static bool fits(const typename F::Scale& scale) {
     const LogLine line = log_line(scale);
     if (line.whole + line.part < (F::kSigned ? -124.0f : -126.0f)) return false;

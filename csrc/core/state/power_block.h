@@ -2,8 +2,9 @@
 //
 // Entry j from the smallest magnitude has the root (j + a) / A, where
 //
-//   unsigned   a = 1     A = 2^B             codes 0, 1, ... are entries 0, 1, ...
-//   signed     a = 1/2   A = (2^B - 1) / 2   codes h, h + 1, ... and h - 1, h - 2, ... are, h = 2^(B-1)
+//   unsigned   a = 1     A = 2^B             entries 0, 1, ... are codes 0, 1, ...
+//   signed     a = 1/2   A = (2^B - 1) / 2   they are codes h, h + 1, ... and h - 1, h - 2, ...,
+//                                            h = 2^(B-1)
 //
 // and u = |z| A^p is a magnitude in units in which entry j is (j + a)^p.
 //
@@ -12,8 +13,9 @@
 //   j = floor(sqrt(u - 1/4) - a + 1/2)       p = 1: floor(u - a + 1/2)
 //
 // in steps of 2^-16, as codebook_block.h does with evenly spaced codes: errors of the root, of the
-// conversion and of the entries themselves, which are rounded, are less than three steps. Within four
-// of a boundary the search decides. All of entry 0 lies half a code from a boundary: no zero is unsure.
+// conversion and of the entries themselves, which are rounded, are less than three steps. Within
+// four of a boundary the search decides. All of entry 0 lies half a code from a boundary: no zero
+// is unsure.
 //
 // Included by codebook_block.h, where there are vectors, and by nothing else.
 #pragma once
@@ -31,7 +33,8 @@ template <int kPower, bool kSigned>
 struct PowerNearest {
   using V = Vector;
 
-  /// Words whose upper halves are the codes. A value is unsure where the lower half is below kUnsurePlace.
+  /// Words whose upper halves are the codes. A value is unsure where the lower half is below
+  /// kUnsurePlace.
   LB_HD static V::Int words(V::Float z, const PowerLine& line) {
     constexpr float kA = kSigned ? 0.5f : 1.0f, kStep = 65536.0f;
     const V::Float m = kSigned ? V::magnitude(z) : z;

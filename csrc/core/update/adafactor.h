@@ -99,7 +99,8 @@ struct AdafactorRule {
     g = moments(g, s, f, c, v);
     return g / __builtin_sqrtf(v);
   }
-  /// The same without division and root: returns the numerator, and v, of which the root divides it.
+  /// The same without division and root: returns the numerator, and v, of which the root divides
+  /// it.
   LB_HD static float moments(float g, float* s, const float* f, const Coef& c, float& v) {
     if constexpr (kFactored) {
       v = f[0] * f[1];

@@ -10,8 +10,8 @@
 //
 // in float32, each operation rounded once and never fused.
 //
-// ApolloAdafactor is the same for Adafactor (as in adafactor-8bit 0.1.9): no first moment, eps inside
-// the root, and a second moment that restarts with every projection.
+// ApolloAdafactor is the same for Adafactor (as in adafactor-8bit 0.1.9): no first moment, eps
+// inside the root, and a second moment that restarts with every projection.
 //
 //   b = t^beta2_decay, or 1 - beta2 where beta2 is given                weight of this sample
 //   v = g^2                                 in the first step of a projection

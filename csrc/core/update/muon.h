@@ -1,8 +1,9 @@
 // The elementwise halves of Muon (K. Jordan, 2024; torch.optim.Muon). Between them the update is
 // orthogonalized: core/muon/newton_schulz.h.
 //
-// MuonMomentum is torch's running average, which other implementations keep as a sum (that times 1 - momentum
-// is the average). Its result U is written to the "parameter", so there is no learning rate.
+// MuonMomentum is torch's running average, which other implementations keep as a sum (that times 1
+// - momentum is the average). Its result U is written to the "parameter", so there is no learning
+// rate.
 //
 //   m = lerp(m, g, 1 - momentum)
 //   U = m, with nesterov lerp(g, m, momentum)
@@ -13,8 +14,8 @@
 //   p = p * (1 - lr * weight_decay)
 //   p = p - lr * ratio * O         ratio: of the shape, core has none
 //
-// Cautious weight decay (arXiv:2510.12402) leaves out the first line where O p < 0: there the step itself
-// goes towards 0.
+// Cautious weight decay (arXiv:2510.12402) leaves out the first line where O p < 0: there the step
+// itself goes towards 0.
 //
 // All in float32, each operation rounded once and never fused.
 #pragma once

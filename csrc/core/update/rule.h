@@ -9,8 +9,8 @@
 //                         one element: its contribution to the sums of its row and column (grid)
 //                         and to the sums over the tensor (totals: two, or one in a round with a
 //                         grid). s is a copy and may be updated
-//   reads(round)          what measure<round> reads beside the gradient: a set of Reads, all of them
-//                         without this member
+//   reads(round)          what measure<round> reads beside the gradient: a set of Reads, all of
+//                         them without this member
 //   factor_weight(k, coef), min_mean(k, coef)
 //                         factored moment k: the share by which row and column means move toward
 //                         the measured ones, and the lower bound of the rows' mean, by which
@@ -38,8 +38,8 @@ struct Slot {
   bool is_signed = false;  // false: never negative, so formats without negative codes suffice
   // A copy of weights, which takes their precision: presets do not quantize it.
   bool is_weight = false;
-  // A mean over thousands of steps. One step changes it by less than codes can tell apart, so presets
-  // keep it in kSlowMean (policy/presets.h).
+  // A mean over thousands of steps. One step changes it by less than codes can tell apart, so
+  // presets keep it in kSlowMean (policy/presets.h).
   bool is_slow = false;
 };
 

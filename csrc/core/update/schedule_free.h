@@ -1,6 +1,6 @@
-// Schedule-Free AdamW (arXiv:2405.15682), in the form of the authors' package schedulefree 1.4.1: the
-// parameter holds y, where gradients are taken, and the state holds z. The average x = (y - (1 -
-// beta1) z) / beta1 is stored nowhere.
+// Schedule-Free AdamW (arXiv:2405.15682), in the form of the authors' package schedulefree 1.4.1:
+// the parameter holds y, where gradients are taken, and the state holds z. The average x = (y - (1
+// - beta1) z) / beta1 is stored nowhere.
 //
 //   v = v * beta2 + g^2 * (1 - beta2)
 //   d = g / (sqrt(v) / sqrt(1 - beta2^t) + eps) + weight_decay * y

@@ -1,8 +1,8 @@
 // Stochastic codes of many values, with the codes of core/state/chance/stochastic.h.
 //
 // The steps of one value are taken for all values of a chunk before the next step: nearest codes,
-// their values, the codes on the other side, their values, the choice. Each is a loop that compilers
-// vectorize, and formats with a table have loops of their own for the first steps.
+// their values, the codes on the other side, their values, the choice. Each is a loop that
+// compilers vectorize, and formats with a table have loops of their own for the first steps.
 #pragma once
 
 #include "core/state/chance/stochastic.h"
@@ -64,8 +64,8 @@ __attribute__((noinline)) void other_signed_codes(const float* z, const float* v
   }
 }
 
-/// What a choice reads: z, and the values v and w of both codes, as z and as the numbers in which the
-/// chance is linear.
+/// What a choice reads: z, and the values v and w of both codes, as z and as the numbers in which
+/// the chance is linear.
 struct Sides {
   const float *z, *v, *w, *x, *from, *to;
 };

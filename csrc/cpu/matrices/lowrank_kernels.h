@@ -1,5 +1,5 @@
-// The inner loops of the low-rank passes (cpu/matrices/lowrank.cpp), one table for each instruction set. All
-// give the same bits.
+// The inner loops of the low-rank passes (cpu/matrices/lowrank.cpp), one table for each instruction
+// set. All give the same bits.
 #pragma once
 
 #include <cstdint>

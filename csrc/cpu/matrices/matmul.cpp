@@ -15,8 +15,8 @@ namespace {
 
 using K = MatmulKernels;
 
-// A block of outputs, whose operands are packed for it alone: kDepth rows of b that stay in the third cache,
-// and of a that stay in the second.
+// A block of outputs, whose operands are packed for it alone: kDepth rows of b that stay in the
+// third cache, and of a that stay in the second.
 constexpr int64_t kBlockRows = 192, kBlockCols = 768;
 constexpr int64_t kElements = 1 << 16;  // of a pass over elements, for a thread
 

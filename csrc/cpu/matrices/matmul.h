@@ -1,5 +1,5 @@
-// Products of bfloat16 matrices in which every output is one float32 chain (core/muon/newton_schulz.h): the
-// same bits for every instruction set and number of threads.
+// Products of bfloat16 matrices in which every output is one float32 chain
+// (core/muon/newton_schulz.h): the same bits for every instruction set and number of threads.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The inner loops of products of bfloat16 matrices (cpu/matrices/matmul.h), one table for each instruction set. All
-// give the same bits.
+// The inner loops of products of bfloat16 matrices (cpu/matrices/matmul.h), one table for each
+// instruction set. All give the same bits.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@ struct MatmulKernels {
 
   const char* isa;
   int rows, width;  // of a tile of outputs, which stays in registers
-  /// sum[i][j] = (first ? 0 : sum[i][j]) + a[0][i] b[0][j] + a[1][i] b[1][j] + ... in this order, for i <
-  /// rows, j < width; a: [depth][rows], b: [depth][width], sum: `stride` floats a row.
+  /// sum[i][j] = (first ? 0 : sum[i][j]) + a[0][i] b[0][j] + a[1][i] b[1][j] + ... in this order,
+  /// for i < rows, j < width; a: [depth][rows], b: [depth][width], sum: `stride` floats a row.
   void (*tile)(const float* a, const float* b, float* sum, int64_t stride, int depth, bool first);
-  /// out[k][i] = x[i][k] for i < n, 0 for i < group, k < depth, as float32; x: `stride` values a row.
+  /// out[k][i] = x[i][k] for i < n, 0 for i < group, k < depth, as float32; x: `stride` values a
+  /// row.
   void (*pack_rows)(const uint16_t* x, int64_t stride, int n, int group, int depth, float* out);
   /// out[k][i] = x[k][i], likewise.
   void (*pack_columns)(const uint16_t* x, int64_t stride, int n, int group, int depth, float* out);

@@ -1,5 +1,5 @@
-// Low-rank steps on a GPU, with the bits of cpu/matrices/lowrank.cpp: a table of matrices, filled on the
-// device, and the work that is done once per matrix.
+// Low-rank steps on a GPU, with the bits of cpu/matrices/lowrank.cpp: a table of matrices, filled
+// on the device, and the work that is done once per matrix.
 //
 // A kernel walks over the units of many matrices, as step.cuh does over tiles. The unit depends on
 // the pass. The launcher (lowrank.cu) and the kernel share the functions that count the units of a

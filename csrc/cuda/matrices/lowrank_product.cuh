@@ -1,5 +1,5 @@
-// Products of float32 matrices in the order of cpu/matrices/product.h: terms exact in double, added in
-// ascending order of the index and rounded to float32 once. One thread computes each sum.
+// Products of float32 matrices in the order of cpu/matrices/product.h: terms exact in double, added
+// in ascending order of the index and rounded to float32 once. One thread computes each sum.
 #pragma once
 
 #include "cuda/matrices/lowrank_elements.cuh"

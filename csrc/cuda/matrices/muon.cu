@@ -34,7 +34,8 @@ const char* load_kernels(int device) {
                muon_product<false, true>, muon_product<true, true>);
 }
 
-/// across: whether values with neighboring indices are neighbors, else those with neighboring terms.
+/// across: whether values with neighboring indices are neighbors, else those with neighboring
+/// terms.
 struct Factor {
   MuonFactor factor;
   bool across;

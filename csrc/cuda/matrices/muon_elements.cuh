@@ -1,5 +1,5 @@
-// What Muon's orthogonalization does besides products: the divisor of the norm (core/muon/newton_schulz.h)
-// and NorMuon's rows (core/muon/row_moment.h).
+// What Muon's orthogonalization does besides products: the divisor of the norm
+// (core/muon/newton_schulz.h) and NorMuon's rows (core/muon/row_moment.h).
 #pragma once
 
 #include "core/muon/newton_schulz.h"
@@ -142,7 +142,8 @@ struct FactorShared {
   double rescale;
 };
 
-/// The moments of the rows, and what each row is multiplied by: one block of threads for each matrix.
+/// The moments of the rows, and what each row is multiplied by: one block of threads for each
+/// matrix.
 __global__ void __launch_bounds__(kFactorThreads)
     muon_row_factors(const double* squares, float* moments, float* factors, const int64_t rows,
                      const int64_t cols, const Lerp average) {

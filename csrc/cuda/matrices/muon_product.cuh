@@ -1,6 +1,6 @@
-// Products of bfloat16 matrices in which every output is one float32 chain (core/muon/newton_schulz.h).
-// A block of threads computes a tile of 64 x 64 outputs, each thread 8 x 4 of them, in passes of kDeep
-// terms that lie in shared memory as float32.
+// Products of bfloat16 matrices in which every output is one float32 chain
+// (core/muon/newton_schulz.h). A block of threads computes a tile of 64 x 64 outputs, each thread 8
+// x 4 of them, in passes of kDeep terms that lie in shared memory as float32.
 #pragma once
 
 #include "core/muon/newton_schulz.h"
@@ -14,8 +14,9 @@ static_assert(kMuonThreads * kMuonTall * kMuonWide == kMuonSide * kMuonSide);
 static_assert(kMuonThreads * 8 ==
               kMuonSide * kMuonDeep);  // each thread loads 8 values of each factor
 
-/// A factor with one index and one term for each value: across, if those with neighboring indices are
-/// neighbors in memory, else those with neighboring terms are. Lines begin `stride` values apart.
+/// A factor with one index and one term for each value: across, if those with neighboring indices
+/// are neighbors in memory, else those with neighboring terms are. Lines begin `stride` values
+/// apart.
 struct MuonFactor {
   const uint16_t* at;
   int64_t stride, size;  // size: of one matrix of a batch
@@ -57,7 +58,8 @@ __device__ __forceinline__ MuonTile muon_tile(const MuonProduct& p, int64_t numb
   return {matrix, row * kMuonSide, col * kMuonSide};
 }
 
-/// sum + x y. The product of two bfloat16 numbers is exact, so fusing rounds as often as the CPU does.
+/// sum + x y. The product of two bfloat16 numbers is exact, so fusing rounds as often as the CPU
+/// does.
 __device__ __forceinline__ float exact_product_sum(float x, float y, float sum) {
 #if defined(__CUDA_ARCH__)
   return fmaf(x, y, sum);
@@ -71,8 +73,8 @@ struct alignas(16) MuonShared {
   float a[2][kMuonDeep][kMuonPitch], b[2][kMuonDeep][kMuonPitch];
 };
 
-/// What a thread loads of a factor: 8 neighboring values of each pass. Values out of range are 0: behind the
-/// last term they change no chain, which begins with +0 and therefore is never -0.
+/// What a thread loads of a factor: 8 neighboring values of each pass. Values out of range are 0:
+/// behind the last term they change no chain, which begins with +0 and therefore is never -0.
 template <bool kAcross>
 struct MuonLoad {
   MuonFactor from;

@@ -49,7 +49,8 @@ struct AdamStep {
   }
 };
 
-/// The largest value of a lane, of |m| as a float, and of v as bits: a negative v is larger than any.
+/// The largest value of a lane, of |m| as a float, and of v as bits: a negative v is larger than
+/// any.
 struct Largest {
   float m;
   uint32_t v;

@@ -1,8 +1,8 @@
 // Exact sums (core/exact_sum.h) that a lane keeps in registers over many terms, none of them
 // negative.
 //
-// Terms lie in a window of exponents, in which 64 bits hold their sum. A term above the window moves
-// it: what was added so far goes to the words. A term below it goes to the words by itself.
+// Terms lie in a window of exponents, in which 64 bits hold their sum. A term above the window
+// moves it: what was added so far goes to the words. A term below it goes to the words by itself.
 #pragma once
 
 #include "cuda/step/adam.cuh"

@@ -1,5 +1,5 @@
-// Means of gradients that do not depend on the order of the addends: cpu/mean.cpp on a GPU. A thread
-// handles one element.
+// Means of gradients that do not depend on the order of the addends: cpu/mean.cpp on a GPU. A
+// thread handles one element.
 #pragma once
 
 #include "core/grad.h"

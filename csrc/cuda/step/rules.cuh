@@ -1,11 +1,11 @@
 // The update of 8 values by the rules that have fixed kernels, with the bits of core's update.
 //
 //   set      takes what it needs of the rule's coefficients
-//   update   new states from gradients, old states and factors; the largest magnitude of each state,
-//            as bits, of which the encoders make scales; and the new parameters
+//   update   new states from gradients, old states and factors; the largest magnitude of each
+//            state, as bits, of which the encoders make scales; and the new parameters
 //
-// Adam, AdEMAMix, Adafactor and factored AdamW divide by a root: they share store_adam, with another
-// numerator, second moment and step each. Lion and SGD need neither.
+// Adam, AdEMAMix, Adafactor and factored AdamW divide by a root: they share store_adam, with
+// another numerator, second moment and step each. Lion and SGD need neither.
 #pragma once
 
 #include "cuda/step/adam.cuh"

@@ -1,5 +1,5 @@
-// Split bfloat16 parameters of 8 values, with the bits of core/param/split.h: where all 8 are between
-// 2^-63 and 2^65, half a step is a normal power of two, which one subtraction finds.
+// Split bfloat16 parameters of 8 values, with the bits of core/param/split.h: where all 8 are
+// between 2^-63 and 2^65, half a step is a normal power of two, which one subtraction finds.
 #pragma once
 
 #include "core/param/split.h"

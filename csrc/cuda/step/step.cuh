@@ -1,9 +1,9 @@
-// The update on a GPU, with the bits of cpu/step.cpp: one warp per unit of neighboring tiles, and the
-// units of all jobs of a kernel in one launch.
+// The update on a GPU, with the bits of cpu/step.cpp: one warp per unit of neighboring tiles, and
+// the units of all jobs of a kernel in one launch.
 //
 // step_fast: formats fixed at compile time, 8 neighboring values per lane in registers. It requires
-// rows that start on a multiple of 8 values (cuda/step/step.cu decides), so the 8 values of a lane are
-// all present or all absent, aligned, and in one Philox group.
+// rows that start on a multiple of 8 values (cuda/step/step.cu decides), so the 8 values of a lane
+// are all present or all absent, aligned, and in one Philox group.
 //
 // step_any: every combination (tile.cuh).
 #pragma once
@@ -61,8 +61,8 @@ template <class U>
 constexpr bool kHolds = U::kSlots <= 2;
 
 /// The job of a warp, and the scales of its last tiles: that of block b is held at b % 32. A scale
-/// alone is a fraction of a sector of 32 bytes, and a step that wrote one by one took a tenth longer
-/// (docs/bench-gpu.md).
+/// alone is a fraction of a sector of 32 bytes, and a step that wrote one by one took a tenth
+/// longer (docs/bench-gpu.md).
 template <class U>
 struct FastWarp : FastJob<U> {
   float held[FastJob<U>::kStates][kLanes];
@@ -218,8 +218,8 @@ __device__ __forceinline__ void store_states(Types<F, S...>, FastWarp<U>& w, con
   store_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s, most, lane);
 }
 
-/// Writes the scales that are held, those of a span of tiles that ends with `eight`'s: neighbors, by
-/// one lane each. `before` is the number of lanes of the tiles before it.
+/// Writes the scales that are held, those of a span of tiles that ends with `eight`'s: neighbors,
+/// by one lane each. `before` is the number of lanes of the tiles before it.
 template <int kSlot = 0, class U>
 __device__ __forceinline__ void write_scales(Types<>, const FastWarp<U>&, const Eight&, uint32_t,
                                              uint32_t) {}
@@ -235,8 +235,8 @@ __device__ __forceinline__ void write_scales(Types<F, S...>, const FastWarp<U>& 
   write_scales<kSlot + 1>(Types<S...>{}, w, eight, before, lane);
 }
 
-/// Updates the values of a tile, 8 by a lane. Writes the scales that are held if it is the last of a
-/// unit or of as many tiles as the job's span.
+/// Updates the values of a tile, 8 by a lane. Writes the scales that are held if it is the last of
+/// a unit or of as many tiles as the job's span.
 template <class P, class G, class U, class... S>
 __device__ __forceinline__ void update_tile(FastWarp<U>& w, uint32_t tile, bool is_last,
                                             uint32_t group, int lane,

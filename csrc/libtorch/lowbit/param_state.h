@@ -41,8 +41,8 @@ using RunParts = std::function<void(int64_t n, const std::function<void(int64_t,
 
 class ParamState {
  public:
-  /// Throws std::invalid_argument where there is no such rule, format or dtype, or where they do not
-  /// go together.
+  /// Throws std::invalid_argument where there is no such rule, format or dtype, or where they do
+  /// not go together.
   ParamState(const std::string& rule, const std::vector<int64_t>& shape, const std::string& dtype,
              const StateOptions& options);
 

@@ -43,7 +43,8 @@ struct Sample {
   bool whole() const { return largest == SIZE_MAX && pieces == 1; }
   int steps(int wanted) const { return std::min(wanted, most_steps); }
 
-  /// Says what was compared of the list that runs, so that an interrupted run shows how far it came.
+  /// Says what was compared of the list that runs, so that an interrupted run shows how far it
+  /// came.
   void report(size_t cases, int differ, const std::string& first) const {
     if (!reports) return;
     std::printf("list %zu: %zu cases, %d differ; first %s\n", lists, cases, differ, first.c_str());
@@ -51,8 +52,8 @@ struct Sample {
   }
 
   /// Whether case i of `count` runs: the first, and at most `largest` others, evenly spaced. Each
-  /// list begins somewhere else, so that lists of like cases do not run the same ones. None of a list
-  /// of another piece.
+  /// list begins somewhere else, so that lists of like cases do not run the same ones. None of a
+  /// list of another piece.
   bool operator()(size_t i, size_t count) {
     if (i == 0) ++lists;
     const size_t every = count > largest ? (count + largest - 1) / largest : 1;

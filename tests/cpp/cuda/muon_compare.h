@@ -1,5 +1,5 @@
-// Compares Muon's orthogonalization of the CUDA library in the emulator with that of the CPU, bit for bit.
-// Include after cuda_emulator.h and cuda/matrices/muon.cu.
+// Compares Muon's orthogonalization of the CUDA library in the emulator with that of the CPU, bit
+// for bit. Include after cuda_emulator.h and cuda/matrices/muon.cu.
 #pragma once
 
 #include <cstdio>
@@ -16,8 +16,8 @@
 namespace lowbit {
 namespace {
 
-/// A batch of matrices. span: how far exponents are apart. odd: a value at the end of the first matrix, such as
-/// one that is not finite. offset: of the first value from one that is aligned.
+/// A batch of matrices. span: how far exponents are apart. odd: a value at the end of the first
+/// matrix, such as one that is not finite. offset: of the first value from one that is aligned.
 struct MuonSpec {
   int64_t count, rows, cols;
   int steps = 2;

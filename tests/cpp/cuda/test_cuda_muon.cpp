@@ -1,4 +1,5 @@
-// Muon's kernels of csrc/cuda in the emulator: the bits of cpu/matrices/matmul.cpp and cpu/matrices/row_moment.cpp.
+// Muon's kernels of csrc/cuda in the emulator: the bits of cpu/matrices/matmul.cpp and
+// cpu/matrices/row_moment.cpp.
 #include "cuda_emulator.h"
 
 #include "cuda/matrices/muon.cu"

@@ -1,4 +1,5 @@
-// Sums that lanes keep in registers (cuda/step/lane_sums.cuh) against core's exact sum, term by term.
+// Sums that lanes keep in registers (cuda/step/lane_sums.cuh) against core's exact sum, term by
+// term.
 #include "cuda_emulator.h"
 
 // after the emulator

@@ -1,6 +1,6 @@
 // The tables that stay on the device between steps (cuda/tables.h): launches and host time of a
-// repeated step, bits, streams, graphs, and what makes a table be written again. The CUDA runtime is
-// the emulator's, which counts launches and keeps what a graph keeps.
+// repeated step, bits, streams, graphs, and what makes a table be written again. The CUDA runtime
+// is the emulator's, which counts launches and keeps what a graph keeps.
 #include "cuda_emulator.h"
 // After the emulator, which replaces the CUDA compiler.
 #include "cuda/graph.cu"

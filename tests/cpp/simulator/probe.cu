@@ -1,4 +1,5 @@
-// Every function of arithmetic.cuh that is an instruction of its own on a GPU, on words of all kinds.
+// Every function of arithmetic.cuh that is an instruction of its own on a GPU, on words of all
+// kinds.
 #include "cuda/arithmetic.cuh"
 #include "cuda/launch.h"
 

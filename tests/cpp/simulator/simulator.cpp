@@ -1,4 +1,5 @@
-// simulator.h over GPGPU-Sim's functional simulation: instructions are executed, time is not modeled.
+// simulator.h over GPGPU-Sim's functional simulation: instructions are executed, time is not
+// modeled.
 #include "simulator.h"
 
 #include <cstdio>

@@ -8,7 +8,8 @@
 
 namespace {
 
-/// NaN has many encodings, and the root of -0 is none of a second moment: of no result is asked which.
+/// NaN has many encodings, and the root of -0 is none of a second moment: of no result is asked
+/// which.
 uint32_t settled(uint32_t word, int probe) {
   const auto half = [](uint32_t h) { return (h & 0x7fffu) > 0x7f80u ? 0x7fffu : h; };
   if (probe == 4) return half(word & 0xffffu) | half(word >> 16) << 16;

@@ -149,7 +149,8 @@ std::vector<std::string> written_for(const std::string& target) {
   return {};
 }
 
-/// Reads mutants that keep lengths and checksums true (fuzz/mutate.h). Returns how many are accepted.
+/// Reads mutants that keep lengths and checksums true (fuzz/mutate.h). Returns how many are
+/// accepted.
 size_t formatted_mutants(const FuzzTarget& target, const std::vector<std::string>& seeds,
                          size_t count) {
   constexpr size_t kMost = 1u << 16;

@@ -1,5 +1,5 @@
-// Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of meshes, long writes, mapped windows, copies past
-// the caches.
+// Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of
+// meshes, long writes, mapped windows, copies past the caches.
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 #include <unistd.h>

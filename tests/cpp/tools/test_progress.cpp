@@ -1,4 +1,5 @@
-// The line of the progress bar: what a person reads after a second and more, which no short test sees.
+// The line of the progress bar: what a person reads after a second and more, which no short test
+// sees.
 #include <string>
 
 #include "check.h"

@@ -21,8 +21,9 @@ namespace {
 constexpr std::string_view kLegacyMagic("\x80\x02\x8a\x0al\xfc\x9c\x46\xf9 j\xa8P\x19.", 15);
 
 /// How a file begins like safetensors: the length of a JSON object, and then the object, which may
-/// have spaces before it. kWhole: the file is long enough for such a header. kSurelyCutOff: it is not,
-/// and of no other kind, whose magic number the length's lowest bytes may be (123 is a JSON's '{').
+/// have spaces before it. kWhole: the file is long enough for such a header. kSurelyCutOff: it is
+/// not, and of no other kind, whose magic number the length's lowest bytes may be (123 is a JSON's
+/// '{').
 enum class Safetensors : uint8_t { kNo, kCutOff, kSurelyCutOff, kWhole };
 Safetensors safetensors_of(std::string_view head, uint64_t size) {
   uint64_t length = 0;
@@ -161,8 +162,8 @@ bool has_orbax_steps(const std::string& path, const std::vector<std::string>& na
   return false;
 }
 
-/// Of a folder of which nothing else is known: names its files that may be checkpoints, else what it
-/// holds.
+/// Of a folder of which nothing else is known: names its files that may be checkpoints, else what
+/// it holds.
 Error unknown_folder(const std::string& path, const std::vector<std::string>& names) {
   const std::string what = printable(path);
   std::vector<std::string> files, entries;

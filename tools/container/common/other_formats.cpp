@@ -46,7 +46,8 @@ constexpr FolderKind kFolders[] = {
      "give one of the files consolidated.NN.pth; there is no optimizer in them"},
     {"_CHECKPOINT_METADATA", nullptr, "is a checkpoint of Orbax (JAX)",
      "restore it with Orbax and save the arrays as safetensors (safetensors.flax.save_file)"},
-    // Alone it is anybody's. Beside it Orbax has the arrays: in OCDBT, or each in a folder of its own.
+    // Alone it is anybody's. Beside it Orbax has the arrays: in OCDBT, or each in a folder of its
+    // own.
     {"_METADATA", "manifest.ocdbt", "is a checkpoint of Orbax (JAX)",
      "restore it with Orbax and save the arrays as safetensors (safetensors.flax.save_file)"},
     {"_METADATA", "?*.?*", "is a checkpoint of Orbax (JAX)",

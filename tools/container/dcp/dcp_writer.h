@@ -1,5 +1,5 @@
-// How a document becomes a DCP directory. Where every item lies is computed first; then threads take
-// one leaf after the other, read it once in row-major order, and hand each chunk its elements.
+// How a document becomes a DCP directory. Where every item lies is computed first; then threads
+// take one leaf after the other, read it once in row-major order, and hand each chunk its elements.
 #pragma once
 
 #include <map>

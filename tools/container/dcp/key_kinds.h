@@ -17,8 +17,8 @@ namespace lowbit::ckpt {
 ///
 ///   {"numbers": [(PATH, [NUMBER, ...]), ...], "tuples": [PATH, ...], "list": True}
 ///
-/// PATH leads to a dict or tuple, in texts. "list" is there where the whole is a list: torch loads a
-/// dict alone, so its places are text too. Directories of other programs have no such entry.
+/// PATH leads to a dict or tuple, in texts. "list" is there where the whole is a list: torch loads
+/// a dict alone, so its places are text too. Directories of other programs have no such entry.
 class KeyKinds {
  public:
   static constexpr std::string_view kEntry = "lowbit_keys";

@@ -1,4 +1,5 @@
-// Where parameters lie in the flat vectors of ZeRO's stages 1 and 2, which ranks cut into equal parts.
+// Where parameters lie in the flat vectors of ZeRO's stages 1 and 2, which ranks cut into equal
+// parts.
 #pragma once
 
 #include <string>

@@ -1,4 +1,5 @@
-// What a *_model_states.pt of DeepSpeed tells: the module, and names and shapes of what ZeRO flattens.
+// What a *_model_states.pt of DeepSpeed tells: the module, and names and shapes of what ZeRO
+// flattens.
 #pragma once
 
 #include <map>

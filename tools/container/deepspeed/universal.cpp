@@ -1,5 +1,6 @@
-// DeepSpeed's Universal Checkpoint, as ds_to_universal of 0.19.8 writes it: zero/NAME has a file for
-// each state of a parameter, zero/optimizer_state.pt the groups, and *_model_states.pt the rest.
+// DeepSpeed's Universal Checkpoint, as ds_to_universal of 0.19.8 writes it: zero/NAME has a file
+// for each state of a parameter, zero/optimizer_state.pt the groups, and *_model_states.pt the
+// rest.
 #include <algorithm>
 
 #include "container/common/open.h"

@@ -63,8 +63,8 @@ struct Leaf {
   std::shared_ptr<Source> source;
   const Tensor* stored = nullptr;  // in Document::manifest, where the bytes are those of a tensor
                                    // there: its items may be copied as they are
-  // Not empty: leaves with the same text here have the same new values, and are one tensor in memory
-  // where the container can say so. Tied weights stay tied when they are rounded.
+  // Not empty: leaves with the same text here have the same new values, and are one tensor in
+  // memory where the container can say so. Tied weights stay tied when they are rounded.
   std::string tied = {};
   // kSubclass: a tensor subclass of class `cls`, one item as a whole (torch.save, or one DCP chunk)
   std::string cls;
@@ -89,7 +89,8 @@ struct Document {
   std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
                                              // user gave one: dialects may ask it for shapes
   std::vector<DictInfo> dicts = {};          // see Manifest; those without leaves are not written
-  /// The flat path of the optimizer's state dict that is meant, where the user said it; "" is the top.
+  /// The flat path of the optimizer's state dict that is meant, where the user said it; "" is the
+  /// top.
   std::optional<std::string> optimizer = {};
   /// common.pt, where Megatron-Core has put one beside a DCP directory: what is not a tensor.
   std::shared_ptr<const Document> common = {};

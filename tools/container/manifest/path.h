@@ -7,8 +7,9 @@
 
 namespace lowbit::ckpt {
 
-/// One step of a path: the key of a dict, text or a number, or the index in a list or tuple. torch's
-/// directories store number keys as text ("state", "0"), so only the dialect can tell them apart.
+/// One step of a path: the key of a dict, text or a number, or the index in a list or tuple.
+/// torch's directories store number keys as text ("state", "0"), so only the dialect can tell them
+/// apart.
 struct Key {
   enum class Kind : uint8_t { kName, kNumber, kIndex, kTupleIndex };
   Kind kind = Kind::kName;

@@ -14,7 +14,8 @@ namespace lowbit::ckpt {
 /// The tensor of an item, plain or a subclass. Its dtype is known, its strides stay inside the
 /// record and use no element twice. `what` names the item in errors.
 Result<TensorNode> read_stored(const File& file, const FileExtent& extent, const std::string& what);
-/// The value of an item of a value, opaque where it is an object; an error if it names what no file may.
+/// The value of an item of a value, opaque where it is an object; an error if it names what no file
+/// may.
 Result<Value> read_value(const File& file, const FileExtent& extent, const std::string& what);
 
 /// Begins an item: the bytes are those of torch.save, except for the serialization id, which is 0.

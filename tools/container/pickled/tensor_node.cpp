@@ -190,9 +190,9 @@ class TensorParser {
     return out;
   }
 
-  /// What the values of a DTensor's local part are, by its DTensorSpec: "" under Replicate and Shard,
-  /// where it is the whole if it has the whole's shape. Any other placement may be a part at the same
-  /// shape, as Partial and its kin (_NormPartial, _MaskPartial) are.
+  /// What the values of a DTensor's local part are, by its DTensorSpec: "" under Replicate and
+  /// Shard, where it is the whole if it has the whole's shape. Any other placement may be a part at
+  /// the same shape, as Partial and its kin (_NormPartial, _MaskPartial) are.
   std::string share_of(NodeId spec) const {
     const NodeId state = state_of(p_.item(spec, 2));
     const NodeId placements = p_.is(spec, Kind::kObject) && p_.is(state, Kind::kDict)

@@ -49,8 +49,8 @@ class TreeReader {
   }
 
  private:
-  /// How many values the tree may have, where a leaf counts for a few. A value that the pickle stores
-  /// once and references often must not expand without limit.
+  /// How many values the tree may have, where a leaf counts for a few. A value that the pickle
+  /// stores once and references often must not expand without limit.
   static uint64_t limit(const Pickle& p, uint64_t file_size) {
     uint64_t references = p.nodes.size() + p.pool.size();
     for (const auto& list : p.lists) references += list.size();

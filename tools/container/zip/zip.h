@@ -32,8 +32,8 @@ struct ZipIndex {
 Result<ZipIndex> read_zip(const File& file, uint64_t offset, uint64_t length,
                           const std::string& what);
 
-/// The same of a zip whose records lie in no folder or in several, as other programs write; names are
-/// whole.
+/// The same of a zip whose records lie in no folder or in several, as other programs write; names
+/// are whole.
 Result<ZipIndex> read_loose_zip(const File& file, const std::string& what);
 
 /// Verifies the CRC of a record.

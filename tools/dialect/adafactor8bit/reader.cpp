@@ -8,8 +8,9 @@
 //   <x>_min_log                                0.4.0 and later
 //   a step that is a float                     0.1.0 to 0.1.2
 //   a setting m_block_size in the groups       0.2.1 to 0.3.1
-//   none of these                              0.1.3 to 0.2.0, which divided by 255 twice: its CUDA
-//                                              kernels' codes can be read, its fallback's are all 255
+//   none of these                              0.1.3 to 0.2.0, which divided by 255 twice: codes of
+//                                              its CUDA kernels can be read, those of its fallback
+//                                              are all 255
 //
 // Momentum (m_q, m_scale) has changed more often; see adafactor8bit_momentum.cpp.
 #include "dialect/adafactor8bit/adafactor8bit.h"

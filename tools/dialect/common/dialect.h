@@ -1,4 +1,5 @@
-// Who wrote an optimizer's state, and how it says things. One folder for each; dialects.cpp lists them.
+// Who wrote an optimizer's state, and how it says things. One folder for each; dialects.cpp lists
+// them.
 #pragma once
 
 #include <span>

@@ -40,8 +40,8 @@ void translate_adafactor8bit(const Model& model, const Group& group, Settings& o
   }
 }
 
-/// The same of its groups with beta3, which lowbit.CAME steps with: what it calls eps there is that of
-/// Adafactor, whose first alone counts (0.4.6: optimizer.py, presets.py).
+/// The same of its groups with beta3, which lowbit.CAME steps with: what it calls eps there is that
+/// of Adafactor, whose first alone counts (0.4.6: optimizer.py, presets.py).
 void translate_came(const Group& group, Settings& out) {
   Value* betas = nullptr;
   for (auto& [key, value] : out) {

@@ -85,8 +85,8 @@ class LowbitReader {
   }
 
  private:
-  /// Says of what is stepped in a subspace that it is (refuse_subspace): it has a limiter's norm, and
-  /// matrices with the rank for a side that are not of the weight's shape, or codes of another.
+  /// Says of what is stepped in a subspace that it is (refuse_subspace): it has a limiter's norm,
+  /// and matrices with the rank for a side that are not of the weight's shape, or codes of another.
   void mark_subspace() {
     if (!low_rank_ || number_in(out_, "update_norm") == nullptr) return;
     const bool any = std::any_of(out_.states.begin(), out_.states.end(), [&](const State& s) {

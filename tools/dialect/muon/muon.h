@@ -1,9 +1,10 @@
 // Muon as others keep it: Keller Jordan's MuonWithAuxAdam, Moonlight's Muon and Dion's Muon. Each
 // steps some parameters by Muon and others by AdamW.
 //
-//   muon       momentum is an average of gradients: m = m + (1 - mu) (g - m), as in torch and lowbit
-//   moonlight  a sum: M = mu M + g, which is the average divided by 1 - mu. Parameters of both kinds
-//              share groups, and their state says which is which
+//   muon       momentum is an average of gradients: m = m + (1 - mu) (g - m), as in torch and
+//              lowbit
+//   moonlight  a sum: M = mu M + g, which is the average divided by 1 - mu. Parameters of both
+//              kinds share groups, and their state says which is which
 //   dion       a sum; groups have the algorithm and the step
 #pragma once
 

@@ -36,8 +36,8 @@ bool is_ours(const OptimizerTree& tree) {
 }
 
 /// Groups of a Muon that leaves open whether its momentum is a sum, as versions of one program
-/// differ in it: with `ns_steps`, or `nesterov` beside `use_muon`. An optimizer of few settings may be one
-/// that keeps an average, or an SGD.
+/// differ in it: with `ns_steps`, or `nesterov` beside `use_muon`. An optimizer of few settings may
+/// be one that keeps an average, or an SGD.
 enum class Open { kNo, kSumOrAverage, kAverageOrSgd };
 Open left_open(const OptimizerTree& tree) {
   if (is_ours(tree) || tree.groups.empty() || !has_state(tree, "momentum_buffer")) return Open::kNo;
@@ -144,7 +144,8 @@ class Reader {
     return *mu;
   }
 
-  /// The settings of a group, or of its part that Muon or AdamW steps, as torch and lowbit name them.
+  /// The settings of a group, or of its part that Muon or AdamW steps, as torch and lowbit name
+  /// them.
   Status settings(const Group& group, bool muon, Group& to) {
     Settings& out = to.settings;
     const auto take = [&](const char* from, const char* name) {

@@ -1,8 +1,8 @@
 // The dialect of the Adafactor of transformers (5.23, optimization.py) and of fairseq, whose update
 // is the same:
 //
-//   state.<i>  exp_avg_sq_row, exp_avg_sq_col: means of the squared gradient plus eps[0]; of vectors
-//              exp_avg_sq; step; RMS, the weight's root mean square, measured in each step;
+//   state.<i>  exp_avg_sq_row, exp_avg_sq_col: means of the squared gradient plus eps[0]; of
+//              vectors exp_avg_sq; step; RMS, the weight's root mean square, measured in each step;
 //              exp_avg, a mean of updates, where beta1 is given
 //   group      lr, eps (a pair), clip_threshold, decay_rate, beta1, weight_decay, scale_parameter,
 //              relative_step, warmup_init

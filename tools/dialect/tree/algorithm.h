@@ -16,10 +16,12 @@ bool is_moment(const std::string& name);
 bool is_signed_state(const std::string& name);
 /// Whether such a state is a copy of weights, which presets do not quantize.
 bool is_weight_state(const std::string& name);
-/// Whether such a state is a mean over thousands of steps, which presets keep as `slow_mean_spec` says.
+/// Whether such a state is a mean over thousands of steps, which presets keep as `slow_mean_spec`
+/// says.
 bool is_slow_state(const std::string& name);
 /// "adam" (AdamW too), "sgd", "adafactor", "rmsprop", "adagrad", "lion", "ademamix", "lars",
-/// "came", "muon" (with AdamW beside it or not), "schedule_free"; "" if lowbit has no such optimizer.
+/// "came", "muon" (with AdamW beside it or not), "schedule_free"; "" if lowbit has no such
+/// optimizer.
 std::string algorithm_of(const Model& model);
 /// The error if no optimizer of `whose` ("lowbit") can continue from these states.
 Error no_optimizer(const Model& model, const std::string& whose);

@@ -19,9 +19,9 @@ bool digits(std::string_view s) {
   return !s.empty() && s.size() < 19 && s.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Sets the value at a nested path below `at`. Indices may come in any order, so a list grows to the
-/// largest; `room` is how many items may still be added. False where the path is not valid or `room`
-/// is too small.
+/// Sets the value at a nested path below `at`. Indices may come in any order, so a list grows to
+/// the largest; `room` is how many items may still be added. False where the path is not valid or
+/// `room` is too small.
 bool put(Value& at, const Path& path, size_t i, const Value& value, int64_t& room) {
   if (i == path.size()) {
     at = value;

@@ -9,9 +9,9 @@
 
 namespace lowbit::ckpt {
 
-/// A file whose bytes [begin, end) are read in blocks. An archive of torch.save has some thirty headers
-/// of a few bytes, most of them at its beginning and at its end: two blocks hold both. For one thread,
-/// and as long as `file` lives.
+/// A file whose bytes [begin, end) are read in blocks. An archive of torch.save has some thirty
+/// headers of a few bytes, most of them at its beginning and at its end: two blocks hold both. For
+/// one thread, and as long as `file` lives.
 class BufferedFile : public File {
  public:
   BufferedFile(const File& file, uint64_t begin, uint64_t end)

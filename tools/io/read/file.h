@@ -1,6 +1,7 @@
-// Files open for reading. Those on disk are made here, those in an object store in io/read/store.h, and
-// io/read/open.h opens either. Every read goes through here: links inside a checkpoint are not followed, nothing outside the named folder is opened, and a file
-// that changes meanwhile is an error.
+// Files open for reading. Those on disk are made here, those in an object store in io/read/store.h,
+// and io/read/open.h opens either. Every read goes through here: links inside a checkpoint are not
+// followed, nothing outside the named folder is opened, and a file that changes meanwhile is an
+// error.
 #pragma once
 
 #include <cstdint>

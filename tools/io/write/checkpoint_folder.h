@@ -24,8 +24,8 @@ struct FolderContent {
   std::string names() const;
 };
 
-/// Whether a file of that name is a directory's of torch.distributed.checkpoint, as torch and lowbit
-/// name them.
+/// Whether a file of that name is a directory's of torch.distributed.checkpoint, as torch and
+/// lowbit name them.
 bool is_dcp_file(std::string_view name);
 
 /// Lists a folder. Links are not followed. A folder in it is a checkpoint's own only as zero/ of a
@@ -45,13 +45,14 @@ std::vector<PublicationStep> publication(const std::vector<std::string>& there,
                                          const std::set<std::string>& data, bool digests);
 
 /// Publishes the directory of torch.distributed.checkpoint in `from` by moving its files into the
-/// folder `to`, where other files stay as they are; removes `from` and what an older checkpoint had.
-/// Its data files have names that are free in `to` (FolderContent::next_number). `.metadata` is
-/// moved by one rename, and the other files by the order of `publication`. `sync`: wait until each step is on the disk.
+/// folder `to`, where other files stay as they are; removes `from` and what an older checkpoint
+/// had. Its data files have names that are free in `to` (FolderContent::next_number). `.metadata`
+/// is moved by one rename, and the other files by the order of `publication`. `sync`: wait until
+/// each step is on the disk.
 Status publish_into(const std::string& from, const std::string& to, bool sync);
 
-/// Removes an old checkpoint's folder `from`. What came into it meanwhile and is not its own is moved
-/// to `to`; where that has the name already, it stays, and the folder with it.
+/// Removes an old checkpoint's folder `from`. What came into it meanwhile and is not its own is
+/// moved to `to`; where that has the name already, it stays, and the folder with it.
 void remove_replaced(const std::string& from, const std::string& to);
 
 /// rename() that replaces nothing; 0, or -1 and errno.

@@ -187,7 +187,8 @@ Status NewDirectory::take_place() {
   // that has something in it.
   if (replace_) {
     old_ = temporary_ + ".old";
-    // What a kill left of one that this one's predecessor had replaced, where the name is a fixed one.
+    // What a kill left of one that this one's predecessor had replaced, where the name is a fixed
+    // one.
     struct stat info;
     if (::lstat(path_.c_str(), &info) == 0) remove_replaced(old_, path_);
     if (::rename(path_.c_str(), old_.c_str()) != 0) {

@@ -24,8 +24,9 @@ class NewDirectory {
     kSave,    // the same, of a training program: a folder without a checkpoint is no obstacle
     kFolder,  // has no file that makes it valid in one step, so that nothing else may lie in it
   };
-  /// An error if the target exists, unless `replace` is set and the target is an empty folder or has
-  /// a checkpoint. None of `sources` may be the target or lie in it, nor the target in one of them.
+  /// An error if the target exists, unless `replace` is set and the target is an empty folder or
+  /// has a checkpoint. None of `sources` may be the target or lie in it, nor the target in one of
+  /// them.
   static Status check(const std::string& path, bool replace, Kind kind,
                       const std::vector<std::string>& sources = {});
   /// An error if the target exists and is one of `sources` or holds one, or lies in the first.
@@ -57,11 +58,11 @@ class NewDirectory {
   Result<std::shared_ptr<OutputFile>> part(const std::string& name);
   /// A new file in the folder, written from start to end.
   Result<std::shared_ptr<Output>> file(const std::string& name);
-  /// Syncs the folder, gives it its name in one step, and then removes an old checkpoint of that name.
-  /// On a file system that cannot exchange two folders, the old one is first renamed to
+  /// Syncs the folder, gives it its name in one step, and then removes an old checkpoint of that
+  /// name. On a file system that cannot exchange two folders, the old one is first renamed to
   /// `.NAME.partial-XXXXXX.old`; a kill between the two steps leaves that, whole: without its
-  /// `.metadata` it is one that was being removed. `sync`: false where the files are not on the disk
-  /// either.
+  /// `.metadata` it is one that was being removed. `sync`: false where the files are not on the
+  /// disk either.
   Status commit(bool sync = true);
 
  private:

@@ -22,8 +22,8 @@ namespace {
 
 enum class Content : uint8_t { kNothing, kCheckpoint, kPage, kOther };
 
-/// What a file holds, by how it starts: what is read or written here is a zip, a pickle, the length and
-/// the JSON of safetensors, or a page.
+/// What a file holds, by how it starts: what is read or written here is a zip, a pickle, the length
+/// and the JSON of safetensors, or a page.
 Content content_of(const std::string& path) {
   const std::string parent = parent_of(path);
   const auto folder = open_folder(parent.empty() ? "." : parent);

@@ -14,12 +14,12 @@ std::string parent_of(const std::string& path);
 /// Waits until the folder's entries are on the disk; an empty path is the current folder.
 Status sync_folder(const std::string& path);
 
-/// Temporary names that are not drawn: of a save, of what parts write, and of what is being removed.
-/// Each has as many letters as a drawn one, by which `is_partial` knows them.
+/// Temporary names that are not drawn: of a save, of what parts write, and of what is being
+/// removed. Each has as many letters as a drawn one, by which `is_partial` knows them.
 inline constexpr std::string_view kSaving = "saving", kPieces = "pieces", kRemoved = "remove";
 
-/// What the temporary names for NAME begin with: .NAME.partial-. Of a NAME that is too long for that
-/// it has a beginning and a digest.
+/// What the temporary names for NAME begin with: .NAME.partial-. Of a NAME that is too long for
+/// that it has a beginning and a digest.
 std::string partial_stem(const std::string& name);
 /// The template of the temporary name for NAME: .NAME.partial-XXXXXX.
 std::string partial_name(const std::string& name);

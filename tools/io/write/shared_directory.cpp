@@ -40,7 +40,8 @@ Result<bool> has_parts(const std::string& path) {
   });
 }
 
-/// Removes a folder that other parts may be removing too, of which one may stop where another was faster.
+/// Removes a folder that other parts may be removing too, of which one may stop where another was
+/// faster.
 void remove_together(const std::string& path) {
   std::error_code ignored;
   for (int attempt = 0; attempt < 16 && there(path); ++attempt)
@@ -263,8 +264,9 @@ std::string SharedDirectory::removed() const {
 }
 
 void SharedDirectory::clear() const {
-  // Under another name first: a kill must not leave parts without their plan, or with it, to the next
-  // reshard to this target. That name is a fixed one, by which the next part finds what a kill left.
+  // Under another name first: a kill must not leave parts without their plan, or with it, to the
+  // next reshard to this target. That name is a fixed one, by which the next part finds what a kill
+  // left.
   const std::string old = removed();
   remove_together(old);
   if (there(checkpoint_)) return;  // of another reshard, which has begun meanwhile

@@ -11,8 +11,8 @@
 
 namespace lowbit::ckpt {
 
-/// The folder lies in `.NAME.partial-pieces` beside its target until every part is there. That folder
-/// has:
+/// The folder lies in `.NAME.partial-pieces` beside its target until every part is there. That
+/// folder has:
 ///
 ///     plan            what all parts agree on; a part of another plan is refused
 ///     part-I          what part I says of itself, once its files are complete
@@ -22,8 +22,8 @@ namespace lowbit::ckpt {
 /// Once the checkpoint has its name, the rest becomes `.NAME.partial-remove` and is removed; what a
 /// kill leaves of that, the next part removes.
 ///
-/// Each step is a rename: a part may be killed and started again at any moment, or run twice, in any
-/// order, and who sees all parts publishes.
+/// Each step is a rename: a part may be killed and started again at any moment, or run twice, in
+/// any order, and who sees all parts publishes.
 class SharedDirectory {
  public:
   /// Joins the writing of `path`, or begins it.

@@ -1,8 +1,8 @@
 // What the stochastic quantizers of vectors share (V: core/vector_avx2.h, core/vector_avx512.h).
 //
-// Positions are in steps of 2^-16, so that the upper half of a word is the code below a value and the
-// lower half its share of the way to the next one. dynamic8_chance.h says how share and random bits
-// decide, and what is unsure.
+// Positions are in steps of 2^-16, so that the upper half of a word is the code below a value and
+// the lower half its share of the way to the next one. dynamic8_chance.h says how share and random
+// bits decide, and what is unsure.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,9 @@
 
 namespace lowbit {
 
-/// The sum of positions and chance, whose upper halves are the codes. Bit 15 of `near` tells that the
-/// upper code is the nearer one. A value is unsure where the lower half of `least` is below kUnsure.
+/// The sum of positions and chance, whose upper halves are the codes. Bit 15 of `near` tells that
+/// the upper code is the nearer one. A value is unsure where the lower half of `least` is below
+/// kUnsure.
 template <int kUnsure, class V>
 LB_HD typename V::Int add_chance(typename V::Int position, typename V::Int near,
                                  const uint16_t* random16, typename V::Int& least) {

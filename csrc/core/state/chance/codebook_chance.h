@@ -133,8 +133,8 @@ __attribute__((noinline)) static void codebook_by_chance(
   for (; i < n; ++i) codes[i] = book.code_of(x[i] * inverse, random16[i]);
 }
 
-/// codes[i] = book.code_of(x[i] * inverse, random16[i]), where place(z, near) is the place of values among the codes, and
-/// `near` as add_chance takes it. Places err by less than three steps.
+/// codes[i] = book.code_of(x[i] * inverse, random16[i]), where place(z, near) is the place of
+/// values among the codes, and `near` as add_chance takes it. Places err by less than three steps.
 template <class Place>
 LB_HD void places_by_chance(const float* x, float inverse, const BookOfChance& book,
                             const uint16_t* random16, uint8_t* codes, int n, const Place& place) {

@@ -1,16 +1,16 @@
 // Stochastic codes of dynamic8.h, with the codes of stochastic.h.
 //
-// A value lies between two entries, `share` of the way from the lower to the upper one. Ordinal plus
-// share is a line in |z| between entries: inside a decade, and from its last entry to the first one of
-// the next decade, where the step grows threefold and then five thirds. Slopes only fall, so that the
-// lower of two lines is the right one from the first entry of a decade to that of the next. The steps
-// end with half a step from the last entry to one, a line of its own.
+// A value lies between two entries, `share` of the way from the lower to the upper one. Ordinal
+// plus share is a line in |z| between entries: inside a decade, and from its last entry to the
+// first one of the next decade, where the step grows threefold and then five thirds. Slopes only
+// fall, so that the lower of two lines is the right one from the first entry of a decade to that of
+// the next. The steps end with half a step from the last entry to one, a line of its own.
 //
 // The position is in steps of 2^-16, as in Dynamic8Steps. The nearest entry is kept unless
 // r + 1/2 < share of the way to the other one. With r' = r where the upper entry is the nearer one,
-// and 65535 - r otherwise, this is the upper half of position + r'. Where the lower half of that sum
-// says that the last bits decide, and where they decide which entry is nearer, the scalar definition
-// is asked: about once in 4000 values.
+// and 65535 - r otherwise, this is the upper half of position + r'. Where the lower half of that
+// sum says that the last bits decide, and where they decide which entry is nearer, the scalar
+// definition is asked: about once in 4000 values.
 //
 // Included by dynamic8_avx512.h and dynamic8_avx2.h, and by nothing else.
 #pragma once

@@ -57,7 +57,8 @@ struct Dynamic8ByChance {
 
   LB_HD explicit Dynamic8ByChance(float i) : inverse(_mm512_set1_ps(i)) {}
 
-  /// Sums of position and chance. A value is unsure where the lower half of `least` is below kUnsure.
+  /// Sums of position and chance. A value is unsure where the lower half of `least` is below
+  /// kUnsure.
   LB_HD Four operator()(const float* x, const uint16_t* random16, Four& least) const {
     const __m512i all = _mm512_set1_epi32(0xffff), half = _mm512_set1_epi32(0x8000);
     const __m512i past = _mm512_set1_epi32(kUnsure / 2), past_half = _mm512_add_epi32(half, past);

@@ -1,5 +1,5 @@
-// Stochastic codes of dynamic.h of 5 to 7 bits, with the codes of stochastic.h, for many values at once:
-// dynamic8_chance.h says how places and random bits decide.
+// Stochastic codes of dynamic.h of 5 to 7 bits, with the codes of stochastic.h, for many values at
+// once: dynamic8_chance.h says how places and random bits decide.
 //
 // Included by codebook_chance.h and by nothing else.
 #pragma once

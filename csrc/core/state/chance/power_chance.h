@@ -1,11 +1,14 @@
-// Stochastic codes of power.h of 5 to 8 bits, with the codes of stochastic.h, for many values at once.
+// Stochastic codes of power.h of 5 to 8 bits, with the codes of stochastic.h, for many values at
+// once.
 //
-// In the units of power_block.h u lies between entries j and j + 1, which are (j + a)^2 and (j + 1 + a)^2, and
+// In the units of power_block.h u lies between entries j and j + 1, which are (j + a)^2 and (j + 1
+// + a)^2, and
 //
 //   share = (u - (j + a)^2) / (2 j + 1 + 2 a)
 //
-// The two smallest entries of a signed map, +-1/4, lie on a line through 0. z = 0 is as far from both, and
-// belongs to the upper one, so that zeros are not unsure. The share errs by less than two steps.
+// The two smallest entries of a signed map, +-1/4, lie on a line through 0. z = 0 is as far from
+// both, and belongs to the upper one, so that zeros are not unsure. The share errs by less than two
+// steps.
 //
 // Included by codebook_chance.h and by nothing else.
 #pragma once
@@ -27,7 +30,8 @@ struct PowerBetween {
     if constexpr (kPower == 1) {
       from_zero = u;
     } else {
-      // An entry too low or too high by one has a share of 1 or more, or less than 0: the sum is the same.
+      // An entry too low or too high by one has a share of 1 or more, or less than 0: the sum is
+      // the same.
       const Float above = V::larger(V::all(kA * kA), u);
       const Float j = V::nearest_integer(V::minus(V::root(above), V::all(kA + 0.5f)));
       const Float own = V::plus(j, V::all(kA));

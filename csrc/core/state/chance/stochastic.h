@@ -1,5 +1,5 @@
-// Stochastic codes: the entry below a value or the one above, the nearer one more often, so that the
-// expected value is the value itself.
+// Stochastic codes: the entry below a value or the one above, the nearer one more often, so that
+// the expected value is the value itself.
 //
 //   v nearest code, w the code on x's other side:   w with probability (x - v) / (w - v)
 //
