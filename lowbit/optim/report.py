@@ -6,10 +6,11 @@ from __future__ import annotations
 
 import html
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 from lowbit import ops
+from lowbit.config.size import readable
 
 COMPONENTS = (
     "parameter",
@@ -39,7 +40,7 @@ class Stats(dict):  # type: ignore[type-arg]
 
     def __str__(self) -> str:
         lines = [f"{label:<13} {text}".rstrip() for label, text in self._summary()]
-        return "\n".join([*lines, "", *_aligned(self._groups(), left=(0, 4))])
+        return "\n".join([*lines, "", *aligned(self._groups(), left=(0, 4))])
 
     def _repr_html_(self) -> str:
         """The summary and the table for a notebook, without scripts, styles or other resources."""
@@ -87,7 +88,7 @@ class Stats(dict):  # type: ignore[type-arg]
                     )
                 )
                 head, lost = ["", "", ""], ""
-        return "\n".join(_aligned(rows, left=(0, 3, 4)))
+        return "\n".join(aligned(rows, left=(0, 3, 4)))
 
     def scalars(self) -> dict[str, float]:
         """The numbers of the total, for TensorBoard's `add_scalar` or `wandb.log`;
@@ -129,7 +130,7 @@ class Stats(dict):  # type: ignore[type-arg]
             (
                 "bytes",
                 (
-                    f"{_binary(size)}, {total['bytes_per_value']:.3f} for each value: "
+                    f"{readable(size, 1)}, {total['bytes_per_value']:.3f} for each value: "
                     f"{', '.join(each)}"
                 ),
             ),
@@ -265,16 +266,7 @@ def _mean(weighted: Iterable[tuple[float, float]]) -> float:
     return sum(a * w for a, w in pairs) / weight if weight else 0.0
 
 
-def _binary(size: float) -> str:
-    """A number of bytes in the unit that gives it at most four digits before the point."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            break
-        size /= 1024
-    return f"{size:,.1f} {unit}" if unit != "bytes" else f"{size} bytes"
-
-
-def _aligned(rows: Sequence[Sequence[str]], left: Iterable[int]) -> list[str]:
+def aligned(rows: Sequence[Sequence[str]], left: Container[int] = (0,)) -> list[str]:
     """The rows as lines of columns, those in `left` aligned to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return [

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lowbit.config.size import readable
+from lowbit.optim.report import aligned
 from lowbit.planning.fit import Fit
-
-UNITS = ("bytes", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 @dataclass(frozen=True)
@@ -94,11 +94,11 @@ class Estimate:
         return [said, *notes]
 
     def __str__(self) -> str:
-        lines = _aligned([self._head(), *self._table()])
+        lines = aligned([self._head(), *self._table()])
         text = "\n".join([self._title(), "", *lines, "", *self._notes()])
         if self.fit is None:
             return text
-        said = _aligned(_fit_table(self.fit))
+        said = aligned(_fit_table(self.fit))
         return "\n".join([text, "", _fit_title(self.fit), "", *said, "", *_fit_notes(self.fit)])
 
     def _repr_html_(self) -> str:
@@ -130,18 +130,6 @@ class Estimate:
             },
             **({} if self.fit is None else {"fit": self.fit.as_dict()}),
         }
-
-
-def _aligned(rows: Sequence[tuple[str, ...]]) -> list[str]:
-    """Lines of a table, the first column to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  ".join(
-            cell.rjust(w) if i else cell.ljust(w)
-            for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    ]
 
 
 def _html(title: str, rows: Sequence[tuple[str, ...]], notes: Sequence[str]) -> str:
@@ -190,11 +178,3 @@ def _fit_notes(fit: Fit) -> list[str]:
         said = ", ".join(f"{name}={value!r}" for name, value in fit.changes.items())
         notes.append(f"lowbit fits with {said}.")
     return notes + [f"{plan.title}: {plan.note}" for plan in fit.plans.values() if plan.note]
-
-
-def readable(size: int) -> str:
-    """A number of bytes in the largest unit of which it has one: "1.50 GiB"."""
-    power = 0
-    while power + 1 < len(UNITS) and size >= 1024 ** (power + 1):
-        power += 1
-    return f"{size} bytes" if power == 0 else f"{size / 1024**power:.2f} {UNITS[power]}"
