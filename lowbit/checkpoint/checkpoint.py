@@ -21,6 +21,12 @@ class Checkpoint:
     Opening it reads and checks its structure. Bytes are checked against their checksums while they
     are read. Several threads may use one; one of them reads at a time.
 
+    Args:
+        path: a path, or a URL that fsspec knows: a folder of `torch.distributed.checkpoint` or of
+            DeepSpeed, or a file of `torch.save` or safetensors.
+        storage_options: keyword arguments that fsspec opens a URL with.
+        optimizer: the one of `optimizers` that `model` means; needed only if there are several.
+
     Attributes:
         path: as given, as text.
         container: "dcp", "torch", "safetensors", ...
@@ -49,20 +55,6 @@ class Checkpoint:
             self._number[tensor.name] = i
         self.values: dict[str, Any] = self._reader.values()
         self._model: Model | None = None
-
-    @classmethod
-    def open(
-        cls, path: Path, storage_options: StorageOptions = None, optimizer: str | None = None
-    ) -> Checkpoint:
-        """Opens the checkpoint at `path`: a folder of `torch.distributed.checkpoint` or of
-        DeepSpeed, or a file of `torch.save` or safetensors.
-
-        Args:
-            path: a path, or a URL that fsspec knows.
-            storage_options: keyword arguments that fsspec opens a URL with.
-            optimizer: the one of `optimizers` that `model` means; needed only if there are several.
-        """
-        return cls(path, storage_options, optimizer)
 
     @property
     def optimizers(self) -> list[str]:

@@ -253,7 +253,7 @@ def test_reading_releases_the_gil(large):
 
 def test_a_checkpoint_is_read_by_parts(saved):
     path, net, _ = saved
-    with_rows = checkpoint.Checkpoint.open(path)
+    with_rows = checkpoint.Checkpoint(path)
     weight = net[0].weight.detach()
     found = with_rows.tensors["model.0.weight"]
     assert (found.path, found.dtype, found.shape) == (("model", "0.weight"), "float32", (300, 256))

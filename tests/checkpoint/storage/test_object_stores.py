@@ -117,7 +117,7 @@ def test_a_url_is_read_as_a_path_is(saved, store, name):
     )
     assert checkpoint.verify(url, threads=4)["ok"]
     assert checkpoint.diff(url, saved / name, bytes=True)["same"]
-    with_slash = checkpoint.Checkpoint.open(f"{url}/")
+    with_slash = checkpoint.Checkpoint(f"{url}/")
     assert with_slash.read("model.0.weight") == checkpoint.Checkpoint(saved / name).read(
         "model.0.weight"
     )
