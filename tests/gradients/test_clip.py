@@ -89,7 +89,7 @@ def test_gradients_are_scaled_as_torch_scales_them(power):
     assert ours[-1].grad is None
     before = [p.grad.clone() for p in ours[:-1]]
     lowbit.clip_grad_norm_(ours, 1e9)
-    assert all(torch.equal(a, p.grad) for a, p in zip(before, ours, strict=False)), (
+    assert all(torch.equal(a, p.grad) for a, p in zip(before, ours[:-1], strict=True)), (
         "a short one stays"
     )
 
@@ -100,7 +100,7 @@ def test_16_bit_gradients_are_rounded_once():
     norm, scale = lowbit.clip_scale(ps, 0.7)
     lowbit.clip_grad_norm_(ps, 0.7)
     factor = (1.0 / scale.double()).float()
-    for p, g in zip(ps, before, strict=False):
+    for p, g in zip(ps[:-1], before, strict=True):
         assert torch.equal(p.grad, (g.float() * factor).bfloat16())
     assert float(scale) == pytest.approx(float(norm) / 0.7, rel=1e-5)
 
@@ -229,7 +229,7 @@ def test_folded_into_the_step_it_leaves_the_same_bits(rule):
         norm, scale = lowbit.clip_scale(ours, 0.3)
         before = [p.grad.clone() for p in ours[:-1]]
         one.step(grad_scale=scale)
-        assert all(torch.equal(a, p.grad) for a, p in zip(before, ours, strict=False))
+        assert all(torch.equal(a, p.grad) for a, p in zip(before, ours[:-1], strict=True))
         assert torch.equal(lowbit.clip_grad_norm_(theirs, 0.3), norm)
         two.step()
     for p, q in zip(ours, theirs, strict=True):
