@@ -203,8 +203,10 @@ def test_every_placement_gives_the_bits_of_one_process(pool, ranks):
         assert wrong == []
         assert served > 50
         matrices = {what for what in refused if "(40, 33) " in what}
+        assert matrices, "a byte of (40, 33) is cut"
         assert all(what.startswith("AdamW 4bit") for what in matrices), "bytes that are cut"
         deep = set(refused) - matrices
+        assert bool(deep) == (ranks == 4), "the ranks of two mesh dimensions"
         # Two mesh dimensions would have to move, or one before that of uneven rows.
         assert all(what.endswith((" [1, 2]", " [1, 0]")) for what in deep), deep
         assert not any(what.startswith(("AdamW full precision", "Adafactor (")) for what in deep), (
