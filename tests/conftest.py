@@ -93,6 +93,8 @@ def compared(request, monkeypatch):
     from tests.support.require import need
 
     if request.param == "in C":
-        need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
+        need(
+            "tensors", objects.compiled is not None, "lowbit was built without its module _tensors"
+        )
     else:
         monkeypatch.setattr(objects, "compiled", None)

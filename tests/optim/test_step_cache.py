@@ -294,13 +294,13 @@ def calls_of_a_repeated_step(count):
 
 
 def test_python_calls_nothing_for_each_parameter():
-    need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
+    need("tensors", objects.compiled is not None, "lowbit was built without its module _tensors")
     few, many = calls_of_a_repeated_step(10), calls_of_a_repeated_step(300)
     assert few == many < 200
 
 
 def test_the_compiled_comparison():
-    need("ckpt", objects.compiled is not None, "lowbit was built without its module _tensors")
+    need("tensors", objects.compiled is not None, "lowbit was built without its module _tensors")
     a, b, c = object(), object(), object()
     same = objects.compiled.same
     assert same([a, b, c], [[a], {"x": b, "y": c}, []]) and same([], [])

@@ -20,10 +20,12 @@ PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 
 @pytest.mark.parametrize(
-    "module", [native._checkpoint, objects.compiled], ids=["_checkpoint", "_tensors"]
+    "thing, module",
+    [("ckpt", native._checkpoint), ("tensors", objects.compiled)],
+    ids=["_checkpoint", "_tensors"],
 )
-def test_modules_are_of_the_stable_abi(module):
-    need("ckpt", module is not None, "lowbit was built without this module")
+def test_modules_are_of_the_stable_abi(thing, module):
+    need(thing, module is not None, "lowbit was built without this module")
     audit = pathlib.Path(sys.executable).parent / "abi3audit"
     need("abi3", audit.exists(), "abi3audit is not installed: pip install abi3audit")
     assert module.__file__.endswith(".abi3.so")
