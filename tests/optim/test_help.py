@@ -2,11 +2,8 @@
 
 import importlib.util
 import inspect
-import json
-import pathlib
 import pydoc
 import re
-import shutil
 import subprocess
 import sys
 import typing
@@ -19,6 +16,7 @@ from lowbit.config.arguments import DEFAULTS
 from lowbit.optim import docs
 from tests.support.configured import OPTIMIZERS
 from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.long
 
@@ -105,14 +103,8 @@ lowbit.AdamWW(model.parameters())  # wrong
 WRONG = [i for i, line in enumerate(PROGRAM.splitlines(), 1) if line.endswith("# wrong")]
 
 
-def tool(name):
-    beside = pathlib.Path(sys.executable).with_name(name)
-    return str(beside) if beside.exists() else shutil.which(name)
-
-
 def test_mypy_finds_wrong_arguments(tmp_path):
-    if importlib.util.find_spec("mypy") is None:
-        pytest.skip("needs mypy: pip install -e .[dev]")
+    need("types", importlib.util.find_spec("mypy") is not None, "mypy is not installed: make lint")
     (tmp_path / "program.py").write_text(PROGRAM)
     # The settings of pyproject.toml, so that mypy's cache of `make lint` is used.
     config = tmp_path / "mypy.ini"
@@ -150,19 +142,3 @@ def test_mypy_finds_wrong_arguments(tmp_path):
     assert [int(line) for line, _, _ in found] == WRONG, done.stdout + done.stderr
     codes = [code for _, _, code in found]
     assert codes == ["call-arg"] * 4 + ["arg-type"] * 8 + ["attr-defined"], done.stdout
-
-
-def test_pyright_finds_wrong_arguments(tmp_path):
-    if tool("pyright") is None:
-        pytest.skip("needs pyright: pip install pyright")
-    (tmp_path / "program.py").write_text(PROGRAM)
-    settings = {"extraPaths": [str(ROOT)], "pythonVersion": "3.10", "reportMissingTypeStubs": False}
-    (tmp_path / "pyrightconfig.json").write_text(json.dumps(settings))
-    done = subprocess.run(
-        [tool("pyright"), "--outputjson", "--pythonpath", sys.executable, "-p", tmp_path],
-        capture_output=True,
-        text=True,
-    )
-    report = json.loads(done.stdout)["generalDiagnostics"]
-    lines = {each["range"]["start"]["line"] + 1 for each in report if each["severity"] == "error"}
-    assert sorted(lines) == WRONG, done.stdout
