@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lowbit
-from tests.support.configured import PRESETS, formats, model, train
+from tests.support.configured import formats, model, train
 from tests.support.paths import GOLDEN
 
 LPMM = GOLDEN / "lpmm"
@@ -18,10 +18,6 @@ def lpmm(bits=4, block=128, scale="rank1"):
     return {"exp_avg": first, "exp_avg_sq": second}
 
 
-needs4 = pytest.mark.skipif("4bit" not in PRESETS, reason="no formats of 4 bits")
-
-
-@needs4
 @pytest.mark.parametrize(
     "name, expected",
     [
@@ -44,7 +40,6 @@ def test_lpmm_files(name, expected):
     ]
 
 
-@needs4
 def test_lpmm_files_that_differ_otherwise():
     rank1 = lpmm()["exp_avg_sq"]
     assert lowbit.qconfig(LPMM / "1st_moment_group_2048.yml") == {
@@ -59,7 +54,6 @@ def test_lpmm_files_that_differ_otherwise():
         lowbit.qconfig(LPMM / "1st_moment_group_4096.yml")
 
 
-@needs4
 def test_lpmm_keys(tmp_path):
     group = lpmm(scale="block")
     assert lowbit.qconfig({}) == group  # what lpmm itself does without a file
@@ -82,7 +76,6 @@ def test_lpmm_keys(tmp_path):
     assert (spec["format"], spec["rounding"]) == ("dynamic6", "stochastic")
 
 
-@needs4
 def test_lpmms_threshold_is_strict():
     weights = [
         ("at", nn.Parameter(torch.ones(64, 64))),

@@ -292,8 +292,6 @@ def test_probe(name, decay):
 
 def test_probe_of_factored_state():
     """Against float32 first moments under the same factored rule."""
-    if "factored8" not in PRESETS:
-        pytest.skip("no factored rule")
     net, opt = trained(lr=1e-3, state_format="factored8")
     weight = net[0].weight
     lay = opt.layouts[weight]
