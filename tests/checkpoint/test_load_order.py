@@ -3,12 +3,14 @@ load says that restores nothing.
 """
 
 import warnings
+from importlib.util import find_spec
 
 import pytest
 import torch
 from torch import nn
 
 import lowbit
+from tests.support.require import need
 
 FROM_FILE = pytest.mark.usefixtures("ckpt")
 
@@ -417,7 +419,7 @@ def test_state_of_others_is_for_load_optimizer(peer, state):
 
 
 def test_subclasses_of_torchao_are_for_load_optimizer():
-    pytest.importorskip("torchao")
+    need("torchao", bool(find_spec("torchao")), "torchao is not installed")
     from torchao.optim.subclass_8bit import OptimState8bit
 
     p = nn.Parameter(torch.randn(64, 256))

@@ -11,6 +11,7 @@ import pickletools
 import struct
 import tarfile
 import zipfile
+from importlib.util import find_spec
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from safetensors.torch import load_file
 
 from tests.ckpt.archives import DTYPES, bits, copy, inspect, same
 from tests.support.peers.files import need_tool, run
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 
@@ -173,7 +175,9 @@ def test_parameters_and_what_is_dropped(tmp_path):
 
 
 def test_subclasses_of_torchao(tmp_path):
-    optim = pytest.importorskip("torchao.optim")
+    need("torchao", bool(find_spec("torchao")), "torchao is not installed")
+    from torchao import optim
+
     for made in (optim.AdamW8bit, optim.AdamW4bit, optim.AdamWFp8):
         parameter = torch.nn.Parameter(torch.randn(64, 256))
         optimizer = made([parameter])

@@ -1,5 +1,6 @@
 """The pictures of docs/pictures are those of the recorded results, and pages show them."""
 
+import importlib.util
 import json
 import re
 import sys
@@ -7,6 +8,7 @@ import sys
 import pytest
 
 from tests.support.paths import ROOT
+from tests.support.require import need
 
 pytestmark = pytest.mark.slow
 
@@ -58,7 +60,8 @@ def test_every_picture_is_on_a_page_and_says_what_it_shows():
 
 
 def test_the_recorded_memory_is_the_estimate(site):
-    pytest.importorskip("transformers")
+    present = importlib.util.find_spec("transformers") is not None
+    need("frameworks", present, "transformers is not installed: make frameworks")
     import memory
 
     recorded = json.loads(memory.RESULTS.read_text())
