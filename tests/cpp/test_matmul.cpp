@@ -47,7 +47,7 @@ void one_by_one(int64_t count, const cpu::Body& body) {
   for (int64_t i = 0; i < count; ++i) body(i, i + 1);
 }
 
-// The slow twin: what core/muon/newton_schulz.h says, in its words.
+// The reference: what core/muon/newton_schulz.h says, in its words.
 
 float chain(const Matrix& a, int64_t a_row, int64_t a_step, const Matrix& b, int64_t b_at,
             int64_t b_step, int64_t depth) {

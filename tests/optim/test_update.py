@@ -1,4 +1,4 @@
-"""Update rules against slow float64 twins, for every state format and parameter format that the
+"""Update rules against references in float64, for every state format and parameter format that the
 catalog lists, on every instruction set.
 """
 
@@ -8,7 +8,7 @@ import torch
 
 import lowbit
 from lowbit import ops
-from tests.optim.slow_twins import HYPER, REFERENCE, VARIANTS, WRITES_UPDATES, family_of, hyper_of
+from tests.optim.reference import HYPER, REFERENCE, VARIANTS, WRITES_UPDATES, family_of, hyper_of
 from tests.support.plans import fresh_state, plan_row, run_step, slot_columns
 
 CATALOG = ops.catalog()
@@ -161,15 +161,15 @@ def report():
         print(f"{rule:28}{cells}")
 
 
-def test_every_rule_has_a_slow_twin():
+def test_every_rule_has_a_reference():
     assert sorted(REFERENCE) == sorted(RULES), (
-        "write the new rule's equations into REFERENCE of tests/optim/slow_twins.py, in float64"
+        "write the new rule's equations into REFERENCE of tests/optim/reference.py, in float64"
     )
 
 
 def sensitive(rule, p, g, state, t, hyper, want):
-    """How far the twin's own results move when what it is given moves by a few float32 roundings:
-    where numbers cancel, more.
+    """How far the reference's own results move when what it is given moves by a few float32
+    roundings: where numbers cancel, more.
     """
     e = 3e-7
     moved_p, moved = REFERENCE[rule](
@@ -207,13 +207,13 @@ def check_codes(f, block, got, want, what):
     )
 
 
-TWINS = [(rule, {}) for rule in RULES] + [
+CASES = [(rule, {}) for rule in RULES] + [
     (rule, change) for rule in RULES for change in VARIANTS.get(family_of(rule), [])
 ]
 
 
 @pytest.mark.parametrize(
-    "rule, change", TWINS, ids=lambda x: x if isinstance(x, str) else ",".join(x) or "default"
+    "rule, change", CASES, ids=lambda x: x if isinstance(x, str) else ",".join(x) or "default"
 )
 def test_step_equals_float64(rule, change):
     """Each step from the state as stored: parameters to float32 accuracy,

@@ -1,5 +1,5 @@
 """Cautious masks: timm's steps in float32, states that do not know of them, and what is refused.
-test_update.py has every format beside a slow twin.
+test_update.py has every format beside a reference.
 """
 
 import numpy as np

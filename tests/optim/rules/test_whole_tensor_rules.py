@@ -1,5 +1,5 @@
-"""Rules that measure the whole tensor before they update it, against slow float64 twins of their
-papers. Adafactor: tests/optim/test_torch_parity.py.
+"""Rules that measure the whole tensor before they update it, against references in float64, of
+their papers. Adafactor: tests/optim/test_torch_parity.py.
 """
 
 import math
@@ -15,7 +15,7 @@ SHAPE = (24, 40)
 FACTORED = {"exp_avg": "float32", "exp_avg_sq": "factored"}
 
 
-class Twin:
+class Reference:
     """Its state by name, zeros at first."""
 
     def __init__(self, **options):
@@ -33,7 +33,7 @@ class Twin:
         return np.outer(rows, cols) / rows.mean()
 
 
-class Lamb(Twin):
+class Lamb(Reference):
     def step(self, p, g):
         o, t = self.o, self.t
         beta1, beta2 = 0.9, 0.999
@@ -44,7 +44,7 @@ class Lamb(Twin):
         return p - o["lr"] * ratio * r
 
 
-class Lars(Twin):
+class Lars(Reference):
     def step(self, p, g):
         o = self.o
         length, decay, damping = np.linalg.norm(p), o["weight_decay"], o.get("dampening", 0.0)
@@ -58,7 +58,7 @@ class Lars(Twin):
         return p - o["lr"] * (ahead if o.get("nesterov") else self.s["buffer"])
 
 
-class Came(Twin):
+class Came(Reference):
     def step(self, p, g):
         o, (beta1, beta2, beta3) = self.o, (0.9, 0.999, 0.9999)
         u = g / np.sqrt(self.factored("v", g * g + 1e-30, 1 - beta2))
@@ -68,7 +68,7 @@ class Came(Twin):
         return p * (1 - o["lr"] * o["weight_decay"]) - o["lr"] * m / np.sqrt(w)
 
 
-class Factored(Twin):
+class Factored(Reference):
     def step(self, p, g):
         o, t = self.o, self.t
         if o["decoupled"]:
@@ -95,13 +95,13 @@ CASES = {
 @pytest.mark.parametrize("zero", [False, True], ids=["", "from zero"])
 @pytest.mark.parametrize("name", CASES)
 def test_steps_equal_float64(name, zero):
-    make, twin, options = CASES[name]
+    make, reference, options = CASES[name]
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(SHAPE, generator=generator) * (0.0 if zero else 0.3)
     p = nn.Parameter(start.clone())
     state_format = FACTORED if "factored" in name else "float32"
     opt = make([p], state_format=state_format, min_numel=0, **options)
-    slow = twin(**options, decoupled=make is lowbit.AdamW)
+    slow = reference(**options, decoupled=make is lowbit.AdamW)
     want = start.double().numpy()
     for t in range(1, 9):
         p.grad = torch.randn(SHAPE, generator=generator) * 10.0 ** (t % 3 - 2)

@@ -1,7 +1,7 @@
-"""Every update rule as a slow twin: a few lines of float64 Python,
+"""The reference implementation of every update rule: a few lines of float64 Python,
 and the hyperparameters that it is held to.
 
-A twin maps (p, g, state, t, hyper) to (p, state), all float64; its state is what the operator
+A reference maps (p, g, state, t, hyper) to (p, state), all float64; its state is what the operator
 keeps: slots, rows and columns of factors, numbers.
 """
 
@@ -302,7 +302,7 @@ def schedule_free_adamw(p, g, s, t, h):
 def cautious(plain, *, decoupled):
     """arXiv:2411.16085: the update of another rule where it agrees with the gradient."""
 
-    def twin(p, g, s, t, h):
+    def reference(p, g, s, t, h):
         moved, state = plain(p, g, s, t, h)
         if decoupled or h.get("decoupled"):
             p = p * (1 - h["lr"] * h["weight_decay"])
@@ -311,7 +311,7 @@ def cautious(plain, *, decoupled):
         mask = (p - moved) * g > 0
         return p - (p - moved) * mask / max(mask.mean(), 1e-3), state
 
-    return twin
+    return reference
 
 
 # Instead of the parameter.
