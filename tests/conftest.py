@@ -93,8 +93,6 @@ def compared(request, monkeypatch):
     from tests.support.require import need
 
     if request.param == "in C":
-        need(
-            "tensors", objects.compiled is not None, "lowbit was built without its module _tensors"
-        )
+        need("tensors", objects.module is not None, "lowbit was built without its module _tensors")
     else:
-        monkeypatch.setattr(objects, "compiled", None)
+        monkeypatch.setattr(objects, "module", None)

@@ -16,11 +16,11 @@ from torch import Tensor
 from lowbit import ops, sharding
 from lowbit.step.group import StepGroup
 
-compiled: Any = None  # lowbit._tensors, where it was built and torch has DLPack's C interface
+module: Any = None  # lowbit._tensors, where it was built and torch has DLPack's C interface
 with contextlib.suppress(ImportError):
     from lowbit import _tensors  # type: ignore[attr-defined]
 
-    compiled = _tensors if _tensors.open(Tensor) else None
+    module = _tensors if _tensors.open(Tensor) else None
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 
@@ -29,8 +29,8 @@ def same(before: list[Any], containers: list[Any]) -> bool:
     """Whether the items of lists and the values of dicts, one container after another,
     are the objects `before`.
     """
-    if compiled is not None:
-        return compiled.same(before, containers)
+    if module is not None:
+        return module.same(before, containers)
     now = list(chain.from_iterable(map(_items, containers)))
     return len(now) == len(before) and all(map(operator.is_, now, before))
 
@@ -49,11 +49,11 @@ class Gradients:
         self._shapes = [p.shape for p in step_group.params]  # a row of the table has its own
         self._held: list[Tensor] = []  # the gradients whose addresses the table has
         self._table: Tensor | None = None
-        if compiled is not None and all(type(p) in _PLAIN for p in step_group.params):
+        if module is not None and all(type(p) in _PLAIN for p in step_group.params):
             table = torch.zeros(
-                len(step_group.params), compiled.COLUMNS, dtype=torch.int64, device="cpu"
+                len(step_group.params), module.COLUMNS, dtype=torch.int64, device="cpu"
             )
-            if compiled.record(step_group.params, step_group.grads, table):
+            if module.record(step_group.params, step_group.grads, table):
                 self._table = table
 
     def take(self, number: int) -> bool:
@@ -75,7 +75,7 @@ class Gradients:
                 and ops.step_take(number, group.params, grads)
             )
         self._held.clear()
-        return compiled.take(group.params, grads, self._table, self._held) and ops.step_take_table(
+        return module.take(group.params, grads, self._table, self._held) and ops.step_take_table(
             number, self._table
         )
 

@@ -92,7 +92,7 @@ def test_same_bits(name, compared):
         other.step()
         assert mine.kept.cache is not None
         tables = [gradients._table is not None for gradients in mine.kept.cache.gradients]
-        assert set(tables) == {objects.compiled is not None}
+        assert set(tables) == {objects.module is not None}
         for s in schedule:
             s.step()
     assert equal(contents(a, mine), contents(b, other))
@@ -294,23 +294,23 @@ def calls_of_a_repeated_step(count):
 
 
 def test_python_calls_nothing_for_each_parameter():
-    need("tensors", objects.compiled is not None, "lowbit was built without its module _tensors")
+    need("tensors", objects.module is not None, "lowbit was built without its module _tensors")
     few, many = calls_of_a_repeated_step(10), calls_of_a_repeated_step(300)
     assert few == many < 200
 
 
 def test_the_compiled_comparison():
-    need("tensors", objects.compiled is not None, "lowbit was built without its module _tensors")
+    need("tensors", objects.module is not None, "lowbit was built without its module _tensors")
     a, b, c = object(), object(), object()
-    same = objects.compiled.same
+    same = objects.module.same
     assert same([a, b, c], [[a], {"x": b, "y": c}, []]) and same([], [])
     for containers in ([[a, b]], [[a, b, c], [a]], [{"x": a, "y": c, "z": b}], [[a, b, a]]):
         assert not same([a, b, c], containers)
     with pytest.raises(TypeError, match="lists and dicts"):
         same([a], [(a,)])
     p = torch.nn.Parameter(torch.ones(4, 3))
-    record, take = objects.compiled.record, objects.compiled.take
-    table = torch.zeros(1, objects.compiled.COLUMNS, dtype=torch.int64)
+    record, take = objects.module.record, objects.module.take
+    table = torch.zeros(1, objects.module.COLUMNS, dtype=torch.int64)
     assert not record([p], None, table)  # no gradient
     p.grad = torch.ones(4, 3)
     assert record([p], None, table) and table[0, :3].tolist() == [

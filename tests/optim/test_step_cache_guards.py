@@ -113,7 +113,7 @@ def test_a_step_of_any_number_has_its_own_coefficients():
 
 
 def test_the_table_is_checked():
-    need("tensors", objects.compiled is not None, "lowbit was built without its module _tensors")
+    need("tensors", objects.module is not None, "lowbit was built without its module _tensors")
     p = torch.nn.Parameter(torch.ones(64, 96))
     opt = lowbit.AdamW([p])
     p.grad = torch.ones_like(p)
@@ -127,10 +127,10 @@ def test_the_table_is_checked():
 
 
 def test_a_torch_with_another_capsule_has_no_table():
-    need("tensors", objects.compiled is not None, "lowbit was built without its module _tensors")
+    need("tensors", objects.module is not None, "lowbit was built without its module _tensors")
     other = type("Tensor", (), {"__dlpack_c_exchange_api__": object()})
-    assert objects.compiled.open(other) is False
-    assert objects.compiled.open(torch.Tensor) is True
+    assert objects.module.open(other) is False
+    assert objects.module.open(torch.Tensor) is True
 
 
 OVERWRITE = {

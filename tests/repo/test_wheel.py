@@ -21,7 +21,7 @@ PYPROJECT = (ROOT / "pyproject.toml").read_text()
 
 @pytest.mark.parametrize(
     "thing, module",
-    [("ckpt", native._checkpoint), ("tensors", objects.compiled)],
+    [("ckpt", native._checkpoint), ("tensors", objects.module)],
     ids=["_checkpoint", "_tensors"],
 )
 def test_modules_are_of_the_stable_abi(thing, module):
