@@ -20,7 +20,7 @@ SEEDS, TUNING_SEED = (0, 1, 2, 3, 4), 100
 
 
 @dataclass(frozen=True)
-class Contestant:
+class Variant:
     """
     Attributes:
         rule: whose learning rate it takes; contestants of one rule are compared with its first.
@@ -70,33 +70,31 @@ WEIGHTS = {
     "+ 16 bits": "bfloat16_split16",
 }
 
-CONTESTANTS: dict[str, Contestant] = {
-    "torch AdamW": Contestant("AdamW", "torch"),
-    "torch AdamW, start rounded": Contestant("AdamW", "torch", nudged=True),
-    "AdamW, float32": Contestant("AdamW"),
-    **{f"AdamW, {name}": Contestant("AdamW", state=name) for name in CODES},
+CONTESTANTS: dict[str, Variant] = {
+    "torch AdamW": Variant("AdamW", "torch"),
+    "torch AdamW, start rounded": Variant("AdamW", "torch", nudged=True),
+    "AdamW, float32": Variant("AdamW"),
+    **{f"AdamW, {name}": Variant("AdamW", state=name) for name in CODES},
     **{
-        f"AdamW, 8bit, bfloat16 weights {name}": Contestant("AdamW", state="8bit", weights=weights)
+        f"AdamW, 8bit, bfloat16 weights {name}": Variant("AdamW", state="8bit", weights=weights)
         for name, weights in WEIGHTS.items()
     },
-    "AdamW, 8bit, then 4bit": Contestant("AdamW", state="8bit", half=("AdamW, 4bit", False)),
-    "torch AdamW, then 8bit by lowbit-ckpt": Contestant(
-        "AdamW", "torch", half=("AdamW, 8bit", True)
-    ),
-    "AdamW factored, float32": Contestant("AdamW factored", state=AVERAGED),
-    "AdamW factored, factored8": Contestant("AdamW factored", state="factored8"),
-    "AdamW factored, factored4": Contestant("AdamW factored", state="factored4"),
-    "Adafactor": Contestant("Adafactor", "Adafactor"),
-    "Adafactor with momentum, float32": Contestant(
+    "AdamW, 8bit, then 4bit": Variant("AdamW", state="8bit", half=("AdamW, 4bit", False)),
+    "torch AdamW, then 8bit by lowbit-ckpt": Variant("AdamW", "torch", half=("AdamW, 8bit", True)),
+    "AdamW factored, float32": Variant("AdamW factored", state=AVERAGED),
+    "AdamW factored, factored8": Variant("AdamW factored", state="factored8"),
+    "AdamW factored, factored4": Variant("AdamW factored", state="factored4"),
+    "Adafactor": Variant("Adafactor", "Adafactor"),
+    "Adafactor with momentum, float32": Variant(
         "Adafactor with momentum", "Adafactor", options={"beta1": 0.9}
     ),
-    "Adafactor with momentum, 8bit": Contestant(
+    "Adafactor with momentum, 8bit": Variant(
         "Adafactor with momentum", "Adafactor", "8bit", options={"beta1": 0.9}
     ),
-    "APOLLO, float32": Contestant("APOLLO", "APOLLO", options={"rank": "quarter"}),
-    "APOLLO, 8bit": Contestant("APOLLO", "APOLLO", "8bit", options={"rank": "quarter"}),
+    "APOLLO, float32": Variant("APOLLO", "APOLLO", options={"rank": "quarter"}),
+    "APOLLO, 8bit": Variant("APOLLO", "APOLLO", "8bit", options={"rank": "quarter"}),
     **{
-        f"Muon, {name}": Contestant("Muon", "MuonWithAdamW", name)
+        f"Muon, {name}": Variant("Muon", "MuonWithAdamW", name)
         for name in ("float32", "8bit", "muon4", "4bit")
     },
 }
@@ -290,8 +288,8 @@ __all__ = [
     "SEEDS",
     "STUDIES",
     "TUNING_SEED",
-    "Contestant",
     "Run",
     "Study",
+    "Variant",
     "order",
 ]

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import lowbit
-from bench.quality.studies import CONTESTANTS, STUDIES, Contestant, Run, Study
+from bench.quality.studies import CONTESTANTS, STUDIES, Run, Study, Variant
 
 SAVE_EVERY = 90.0  # seconds
 
@@ -44,7 +44,7 @@ class Clock:
 
 
 def optimizer(
-    contestant: Contestant, study: Study, model: torch.nn.Module, run: Run
+    contestant: Variant, study: Study, model: torch.nn.Module, run: Run
 ) -> torch.optim.Optimizer:
     options: dict[str, Any] = {
         "lr": run.lr,
