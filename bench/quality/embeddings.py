@@ -39,7 +39,7 @@ import lowbit
 from bench import ROOT
 from bench.measuring import machine
 from bench.measuring.recipe import load_recipe
-from bench.quality.runs import Lines, append, read
+from bench.quality.runs import Lines, append, best_of, found, read
 
 RESULTS = ROOT / "bench" / "results" / "quality_embeddings.jsonl"
 TRAINED = ROOT / "out" / "quality"  # of the models that are fine-tuned
@@ -303,20 +303,13 @@ def digest_of(weights: dict[str, Any]) -> int:
     return crc
 
 
-def found(lines: Lines, run: Run) -> dict[str, Any] | None:
-    return next((x for x in lines if all(x[k] == v for k, v in run.key().items())), None)
-
-
 def tuning(kind: str) -> list[Run]:
     return [Run(kind, SAME, lr, TUNING_SEED) for lr in KINDS[kind].rates]
 
 
 def best_rate(lines: Lines, kind: str) -> float | None:
     """The rate of the least loss of float32 state, None unless all have run."""
-    losses = {run.lr: found(lines, run) for run in tuning(kind)}
-    if not all(losses.values()):
-        return None
-    return min(losses, key=lambda lr: losses[lr]["held_out_loss"] or math.inf)
+    return best_of(lines, tuning(kind))
 
 
 def seeds_of(kind: str, times: float) -> tuple[int, ...]:

@@ -13,7 +13,7 @@ from bench.measuring.intervals import Interval, interval
 from bench.pages.page import bullets, filled, table
 from bench.quality import drift_rows
 from bench.quality import embeddings as runs
-from bench.quality.runs import Lines, read
+from bench.quality.runs import Lines, found, read
 
 PICTURE = "quality-embeddings.png"
 ENOUGH = 3  # pairs that are shown
@@ -33,7 +33,7 @@ def differences(lines: Lines, kind: str, name: str, times: float) -> list[tuple[
     if best is None:
         return []
     pairs = [
-        [runs.found(lines, runs.Run(kind, n, best * times, seed)) for n in (name, runs.SAME)]
+        [found(lines, runs.Run(kind, n, best * times, seed)) for n in (name, runs.SAME)]
         for seed in runs.seeds_of(kind, times)
     ]
     return [(own, other) for own, other in pairs if own and other]

@@ -12,8 +12,8 @@ import os
 import pathlib
 import time
 import zlib
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
 
 import torch
 
@@ -53,7 +53,16 @@ def append(path: pathlib.Path, line: dict[str, Any]) -> None:
         os.fsync(file.fileno())
 
 
-def found(lines: Lines, run: Run) -> dict[str, Any] | None:
+class Keyed(Protocol):
+    """A run of this module or of `embeddings`."""
+
+    @property
+    def lr(self) -> float: ...
+
+    def key(self) -> dict[str, Any]: ...
+
+
+def found(lines: Lines, run: Keyed) -> dict[str, Any] | None:
     return next((x for x in lines if all(x[k] == v for k, v in run.key().items())), None)
 
 
@@ -62,12 +71,17 @@ def loss(line: dict[str, Any] | None) -> float:
     return float("inf") if line is None or line["held_out_loss"] is None else line["held_out_loss"]
 
 
-def best_rate(lines: Lines, study: Study, rule: str) -> float | None:
-    """The rate with the least held-out loss of its rule's tuning, None unless all have run."""
-    losses = {run.lr: found(lines, run) for run in study.tuning(rule)}
+def best_of(lines: Lines, tuning: Iterable[Keyed]) -> float | None:
+    """The rate with the least held-out loss of a tuning, None unless all have run."""
+    losses = {run.lr: found(lines, run) for run in tuning}
     if not all(losses.values()):
         return None
     return min(losses, key=lambda lr: loss(losses[lr]))
+
+
+def best_rate(lines: Lines, study: Study, rule: str) -> float | None:
+    """The best rate of its rule's tuning."""
+    return best_of(lines, study.tuning(rule))
 
 
 def compared(lines: Lines, study: Study, name: str) -> list[Run]:
