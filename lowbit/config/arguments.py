@@ -71,7 +71,9 @@ DEFAULTS: Mapping[str, Any] = {
 _Init = TypeVar("_Init", bound=Callable[..., None])
 
 
-def lists(options: type, defaults: Mapping[str, Any] = DEFAULTS) -> Callable[[_Init], _Init]:
+def documents_options(
+    options: type, defaults: Mapping[str, Any] = DEFAULTS
+) -> Callable[[_Init], _Init]:
     """Decorates a constructor that ends in `**options: Unpack[...]`, so that `inspect.signature`
     and `help` list each option with its default.
 
@@ -102,7 +104,7 @@ def lists(options: type, defaults: Mapping[str, Any] = DEFAULTS) -> Callable[[_I
     return shown
 
 
-def shared(
+def group_defaults(
     opt: object,
     lr: float | Tensor,
     *,

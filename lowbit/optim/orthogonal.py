@@ -37,7 +37,9 @@ class OrthogonalOptimizer(MatrixOptimizer):
         given: dict[str, Any] = dict(options)
         own = {key: given.pop(key, default) for key, default in muon.OWN.items()}
         self._owners: dict[Any, tuple[int, ...]] = {}
-        super().__init__(params, {**arguments.shared(self, rule["lr"], **given), **rule, **own})
+        super().__init__(
+            params, {**arguments.group_defaults(self, rule["lr"], **given), **rule, **own}
+        )
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         if group.get("use_muon", True):

@@ -37,8 +37,8 @@ class StatefulOptimizer(Optimizer):
 
     State is plain tensors, or DTensors placed like a DTensor parameter; docs/formats.md lists the
     keys. It is created at construction for every parameter that requires a gradient, and in the
-    step for any other that has one. `defaults` come from `lowbit.config.arguments.shared`, and
-    `check_options` checks them.
+    step for any other that has one. `defaults` come from `lowbit.config.arguments.group_defaults`,
+    and `check_options` checks them.
 
     Other rooms read and change state by `members`, `laid_out`, `state_of` and the other methods
     without an underscore that torch does not have. They are not part of the API: users need none of

@@ -71,7 +71,7 @@ class Adafactor(LowRankOptimizer):
             add_eps, an eps1 whose square is 0 in float32, sharded columns or a GPU.
     """
 
-    @arguments.lists(Options)
+    @arguments.documents_options(Options)
     def __init__(
         self,
         params: ParamsT,
@@ -97,7 +97,7 @@ class Adafactor(LowRankOptimizer):
         projection: str = "philox",
         **options: Unpack[Options],
     ) -> None:
-        defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
+        defaults = arguments.group_defaults(self, lr, maximize=maximize, foreach=foreach, **options)
         defaults |= {
             "beta2_decay": beta2_decay,
             "eps": eps,

@@ -34,7 +34,7 @@ class Adagrad(LowbitOptimizer):
         ValueError: an argument is out of range; the messages are torch's.
     """
 
-    @arguments.lists(Options)
+    @arguments.documents_options(Options)
     def __init__(
         self,
         params: ParamsT,
@@ -50,7 +50,7 @@ class Adagrad(LowbitOptimizer):
         fused: bool | None = None,
         **options: Unpack[Options],
     ) -> None:
-        defaults = arguments.shared(
+        defaults = arguments.group_defaults(
             self,
             lr,
             maximize=maximize,

@@ -65,7 +65,7 @@ class Adam(LowbitOptimizer):
             supported; the message has its name and numbers.
     """
 
-    @arguments.lists(Options)
+    @arguments.documents_options(Options)
     def __init__(
         self,
         params: ParamsT,
@@ -84,7 +84,7 @@ class Adam(LowbitOptimizer):
         cautious: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        defaults = arguments.shared(
+        defaults = arguments.group_defaults(
             self,
             lr,
             maximize=maximize,

@@ -21,7 +21,7 @@ class AdamW(Adam):
             state_memory: as in `Adam`, with its defaults.
     """
 
-    @arguments.lists(Options)
+    @arguments.documents_options(Options)
     def __init__(
         self,
         params: ParamsT,

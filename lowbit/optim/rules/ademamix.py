@@ -42,7 +42,7 @@ class AdEMAMix(LowbitOptimizer):
         UserWarning: once, if `state_format` names a format for `exp_avg_slow` that loses it.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -55,7 +55,7 @@ class AdEMAMix(LowbitOptimizer):
         weight_decay: float = 1e-2,
         **options: Unpack[AllOptions],
     ) -> None:
-        defaults = arguments.shared(self, lr, **options)
+        defaults = arguments.group_defaults(self, lr, **options)
         defaults |= {
             "betas": betas,
             "alpha": alpha,

@@ -65,7 +65,7 @@ class APOLLO(SubspaceOptimizer):
         ValueError: an argument is out of range, or a matrix has sharded columns.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -84,7 +84,7 @@ class APOLLO(SubspaceOptimizer):
         projection: str = "philox",
         **options: Unpack[AllOptions],
     ) -> None:
-        defaults = arguments.shared(self, lr, **options)
+        defaults = arguments.group_defaults(self, lr, **options)
         defaults |= {
             "betas": betas,
             "eps": eps,

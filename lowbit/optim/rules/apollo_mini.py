@@ -26,7 +26,7 @@ class APOLLOMini(APOLLO):
             state_memory: as in `Adam`.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,

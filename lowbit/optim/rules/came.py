@@ -36,7 +36,7 @@ class CAME(LowbitOptimizer):
         ValueError: an argument is out of range.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -47,7 +47,7 @@ class CAME(LowbitOptimizer):
         weight_decay: float = 0.0,
         **options: Unpack[AllOptions],
     ) -> None:
-        defaults = arguments.shared(self, lr, **options)
+        defaults = arguments.group_defaults(self, lr, **options)
         defaults |= {
             "eps": eps,
             "clip_threshold": clip_threshold,

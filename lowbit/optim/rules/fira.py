@@ -40,7 +40,7 @@ class Fira(SubspaceOptimizer):
 
     _fira = True
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -56,7 +56,7 @@ class Fira(SubspaceOptimizer):
         gamma: float = 1.01,
         **options: Unpack[AllOptions],
     ) -> None:
-        defaults = arguments.shared(self, lr, **options)
+        defaults = arguments.group_defaults(self, lr, **options)
         defaults |= {
             "betas": betas,
             "eps": eps,

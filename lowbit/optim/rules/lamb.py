@@ -31,7 +31,7 @@ class LAMB(LowbitOptimizer):
         ValueError: an argument is out of range.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -41,7 +41,7 @@ class LAMB(LowbitOptimizer):
         weight_decay: float = 0.0,
         **options: Unpack[AllOptions],
     ) -> None:
-        defaults = arguments.shared(self, lr, **options)
+        defaults = arguments.group_defaults(self, lr, **options)
         defaults |= {"betas": betas, "eps": eps, "weight_decay": weight_decay}
         super().__init__(params, defaults)
 

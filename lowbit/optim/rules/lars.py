@@ -31,7 +31,7 @@ class LARS(LowbitOptimizer):
         ValueError: an argument is out of range.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -44,7 +44,7 @@ class LARS(LowbitOptimizer):
         eps: float = 1e-8,
         **options: Unpack[AllOptions],
     ) -> None:
-        defaults = arguments.shared(self, lr, **options)
+        defaults = arguments.group_defaults(self, lr, **options)
         defaults |= {
             "momentum": momentum,
             "dampening": dampening,

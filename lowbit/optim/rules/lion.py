@@ -32,7 +32,7 @@ class Lion(LowbitOptimizer):
         ValueError: an argument is out of range; the messages are torch's.
     """
 
-    @arguments.lists(AllOptions)
+    @arguments.documents_options(AllOptions)
     def __init__(
         self,
         params: ParamsT,
@@ -43,7 +43,7 @@ class Lion(LowbitOptimizer):
         cautious: bool = False,
         **options: Unpack[AllOptions],
     ) -> None:
-        defaults = arguments.shared(self, lr, **options)
+        defaults = arguments.group_defaults(self, lr, **options)
         defaults |= {"betas": betas, "weight_decay": weight_decay, "cautious": cautious}
         super().__init__(params, defaults)
 

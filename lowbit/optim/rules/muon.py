@@ -58,7 +58,7 @@ class Muon(OrthogonalOptimizer):
             follow, or cannot be split so.
     """
 
-    @arguments.lists(MuonOptions, DEFAULTS)
+    @arguments.documents_options(MuonOptions, DEFAULTS)
     def __init__(
         self,
         params: ParamsT,

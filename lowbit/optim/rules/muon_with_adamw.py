@@ -36,7 +36,7 @@ class MuonWithAdamW(OrthogonalOptimizer):
         ValueError: an argument is out of range, a group has no `use_muon`, or as `Muon` raises it.
     """
 
-    @arguments.lists(MuonOptions, DEFAULTS)
+    @arguments.documents_options(MuonOptions, DEFAULTS)
     def __init__(
         self,
         params: ParamsT,

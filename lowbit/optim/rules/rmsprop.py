@@ -41,7 +41,7 @@ class RMSprop(LowbitOptimizer):
         ValueError: an argument is out of range; the messages are torch's.
     """
 
-    @arguments.lists(Options)
+    @arguments.documents_options(Options)
     def __init__(
         self,
         params: ParamsT,
@@ -57,7 +57,7 @@ class RMSprop(LowbitOptimizer):
         differentiable: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        defaults = arguments.shared(
+        defaults = arguments.group_defaults(
             self,
             lr,
             maximize=maximize,

@@ -54,7 +54,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             `lowbit.param_groups`, and a mode would be one rank's.
     """
 
-    @arguments.lists(Options)
+    @arguments.documents_options(Options)
     def __init__(
         self,
         params: ParamsT,
@@ -70,7 +70,7 @@ class ScheduleFreeAdamW(LowbitOptimizer):
         maximize: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        defaults = arguments.shared(self, lr, maximize=maximize, foreach=foreach, **options)
+        defaults = arguments.group_defaults(self, lr, maximize=maximize, foreach=foreach, **options)
         defaults |= {
             "betas": betas,
             "eps": eps,

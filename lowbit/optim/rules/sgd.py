@@ -43,7 +43,7 @@ class SGD(LowbitOptimizer):
         ValueError: an argument is out of range; the messages are torch's.
     """
 
-    @arguments.lists(Options)
+    @arguments.documents_options(Options)
     def __init__(
         self,
         params: ParamsT,
@@ -62,7 +62,7 @@ class SGD(LowbitOptimizer):
         cautious: bool = False,
         **options: Unpack[Options],
     ) -> None:
-        defaults = arguments.shared(
+        defaults = arguments.group_defaults(
             self,
             lr,
             maximize=maximize,
