@@ -28,7 +28,7 @@ from lowbit.config.arguments import STRUCTURE
 from lowbit.config.hints import outside
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.lazy_tensor import LazyTensor
-from lowbit.state.load import load_by_param, say_what_is_quantized
+from lowbit.state.load import load_by_param, warn_of_quantized
 from lowbit.state.settings import agreed
 
 
@@ -117,11 +117,11 @@ def load_optimizer(
                 f"{error}; {path} numbers its parameters, and they were taken in this optimizer's "
                 f"order{advice}"
             ) from error
-        _say_what_is_quantized(opt, checkpoint, params)
+        _warn_of_quantized(opt, checkpoint, params)
     checkpoint.finish()
 
 
-def _say_what_is_quantized(
+def _warn_of_quantized(
     opt: LowbitOptimizer, checkpoint: Checkpoint, params: Sequence[Param | None]
 ) -> None:
     """As `load_state_dict` does, by the groups of the checkpoint."""
@@ -135,7 +135,7 @@ def _say_what_is_quantized(
         )
         if param is not None and any(slot.coded for slot in layout.slots)
     ]
-    say_what_is_quantized([each for each in coded if each[0] in known], groups)
+    warn_of_quantized([each for each in coded if each[0] in known], groups)
 
 
 def _exists(path: bytes) -> bool:

@@ -86,7 +86,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
                 raise ValueError(f"parameter {names[p]!r}: {error}") from None
             converted.append((p, convert, in_place))
             coded += [(key, names[p])] if any(slot.coded for slot in lay.slots) else []
-    say_what_is_quantized(coded, state_dict["param_groups"])
+    warn_of_quantized(coded, state_dict["param_groups"])
     known = set(ids)
     if not converted:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
@@ -106,7 +106,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         post_hook(opt)
 
 
-def say_what_is_quantized(
+def warn_of_quantized(
     coded: Sequence[tuple[Any, str | None]], saved_groups: Sequence[Mapping[str, Any]]
 ) -> None:
     """Warns of parameters whose state is coded here, and which the saved groups keep in float32.
