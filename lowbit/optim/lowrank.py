@@ -73,8 +73,8 @@ class LowRankOptimizer(MatrixOptimizer):
             kind = self.work_on(device)
             scale, skip = on_device(grad_scale, device), on_device(found_inf, device)
             groups = [(self.param_groups[number], p, self.layouts[p]) for number, p in members]
-            looks = any(kind.looks(group, lay) for group, _, lay in groups)
-            if skip is not None and looks and float(skip) != 0.0:
+            reads = any(kind.reads_found_inf(group, lay) for group, _, lay in groups)
+            if skip is not None and reads and float(skip) != 0.0:
                 continue
             works = [kind(group, p, lay, self.state[p], scale, skip) for group, p, lay in groups]
             numbers = {id(work): number for work, (number, _) in zip(works, members, strict=True)}

@@ -52,7 +52,7 @@ class AnyWork(Protocol):
     @property
     def size(self) -> int: ...
     @staticmethod
-    def together(works: Any) -> Passes: ...
+    def passes_of(works: Any) -> Passes: ...
     def forget(self) -> None: ...
 
 
@@ -167,7 +167,7 @@ class Work(Matrix):
         self.divisor = 1.0
 
     @staticmethod
-    def looks(group: Mapping[str, Any], lay: LowRankLayout) -> bool:
+    def reads_found_inf(group: Mapping[str, Any], lay: LowRankLayout) -> bool:
         """Whether the host reads `found_inf` before the step."""
         return True
 
@@ -177,7 +177,7 @@ class Work(Matrix):
         return self.max_rows * self.lay.own.global_cols
 
     @staticmethod
-    def together(works: Sequence[Work]) -> Passes:
+    def passes_of(works: Sequence[Work]) -> Passes:
         """The passes of a bucket: a function from a pass's name to what ranks reduce after it."""
         return lambda name: [one for work in works for one in getattr(work, name)()]
 
@@ -310,7 +310,7 @@ def run(works: Sequence[AnyWork], inner: Callable[[list[AnyWork]], Sequence[Step
         inner: returns the step groups of some parameters' inner step, ready to be called.
     """
     for bucket in buckets(works, lambda work: work.size):
-        passes = type(bucket[0]).together(bucket)
+        passes = type(bucket[0]).passes_of(bucket)
         for name in PASSES:
             if name == INNER_BEFORE:
                 run_phases(inner(bucket))

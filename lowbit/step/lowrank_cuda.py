@@ -39,7 +39,7 @@ class CudaWork(Matrix):
         super().__init__(group, p, lay, state)
         self.grad_scale, self.found_inf = grad_scale, found_inf
         self.count = 0  # the number of the step, if the host needs it
-        if self.looks(group, lay):
+        if self.reads_found_inf(group, lay):
             if torch.cuda.is_current_stream_capturing():
                 raise RuntimeError(
                     "a low-rank step whose projection is made on the CPU (Fira, or "
@@ -49,7 +49,7 @@ class CudaWork(Matrix):
             self.count = lay.steps.next(state["step"])
 
     @staticmethod
-    def looks(group: Mapping[str, Any], lay: LowRankLayout) -> bool:
+    def reads_found_inf(group: Mapping[str, Any], lay: LowRankLayout) -> bool:
         """Whether the host needs the number of the step, and so whether it was skipped."""
         return lay.fira or group["projection"] == "torch"
 
@@ -75,7 +75,7 @@ class CudaWork(Matrix):
 
     def plan_row(self) -> list[int]:
         lay, group = self.lay, self.group
-        draws = not self.looks(group, lay)
+        draws = not self.reads_found_inf(group, lay)
         columns = {
             "rows": lay.own.rows,
             "cols": lay.own.global_cols,
@@ -113,7 +113,7 @@ class CudaWork(Matrix):
                 self._singular_vectors(
                     self.p_here, (-1.0 if self.group["maximize"] else 1.0) / scale
                 )
-        elif self.looks(self.group, self.lay):
+        elif self.reads_found_inf(self.group, self.lay):
             drawn, self.bound = self.torch_projection(refresh)
             self.p_here.copy_(drawn.view(-1))
 
@@ -160,7 +160,7 @@ class CudaWork(Matrix):
         return []
 
     @staticmethod
-    def together(works: Sequence[CudaWork]) -> Passes:
+    def passes_of(works: Sequence[CudaWork]) -> Passes:
         return _Bucket(works)
 
     def end(self) -> None:
