@@ -197,7 +197,7 @@ class Reader(Storage, StorageReader):
                     raise
                 failure = error  # the others wait for this rank: it tells them, then raises
             if shared.rounds:
-                Exchange(self, plan, planner, shared, failure).run()
+                SharedReads(self, plan, planner, shared, failure).run()
         future: Future[None] = Future()
         future.set_result(None)
         return future
@@ -280,7 +280,7 @@ class Transfer(NamedTuple):
         planner.commit_tensor(self.item, self.target)
 
 
-class Exchange:
+class SharedReads:
     """The rounds of one rank: it reads what it sends, and takes what comes. A failure is sent to
     the ranks that wait, and raised at the end.
     """
