@@ -128,13 +128,13 @@ def total_norm(
     power = float(norm_type)
     if not power > 0.0:
         raise ValueError(f"norm_type must be positive, not {norm_type}")
-    sums = Sums(power)
+    sums = NormSums(power)
     for p in parameters:
         sums.add(p)
     return sums.norm(group)
 
 
-class Sums:
+class NormSums:
     """Sums over gradients, separate for each combination of process groups that shard the
     gradients.
 

@@ -15,7 +15,7 @@ from lowbit import sharding
 from lowbit.config.size import parsed
 from lowbit.gradients import hooks as places
 from lowbit.gradients.beside import Beside
-from lowbit.gradients.clip import Sums, divisor_for
+from lowbit.gradients.clip import NormSums, divisor_for
 from lowbit.optim.one_step import Step
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.state.reduce_groups import reduce_groups
@@ -135,7 +135,7 @@ class InBackward:
         self._ddp = sharding.is_ddp(model)
         self._beside = beside
         self._divisor: Tensor | None = None
-        self._sums = Sums(norm_type)
+        self._sums = NormSums(norm_type)
         self._found: dict[torch.device, Tensor] = {}
         self.held = self._begun = False
         self._queued = -1  # the backward pass that has a queued step
@@ -213,7 +213,7 @@ class InBackward:
         """Forgets what the running step has counted; what was stepped stays stepped."""
         self._begun = False
         self.opt.stepped_early.difference_update(self._groups)
-        self._sums, self._found = Sums(self.norm_type), {}
+        self._sums, self._found = NormSums(self.norm_type), {}
 
     def remove(self) -> None:
         """Removes the hooks."""

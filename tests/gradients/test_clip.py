@@ -338,7 +338,7 @@ def test_ranks_meet_on_a_device_that_their_group_alone_decides(monkeypatch, type
     monkeypatch.setattr(
         clip.sharding, "reduce_over", lambda wanted: found.extend(t.device.type for t, *_ in wanted)
     )
-    sums = clip.Sums(math.inf)
+    sums = clip.NormSums(math.inf)
     if has != "nothing":
         sums.parts[()] = [sums._none(torch.device(has))]
     monkeypatch.setattr(clip, "_check_group", lambda *_: None, raising=False)
