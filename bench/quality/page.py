@@ -15,8 +15,8 @@ from typing import Any
 from bench.measuring.intervals import Interval
 from bench.pages.page import bullets, filled, folded, quoted, table
 from bench.quality import embeddings_page, zero_gradients
-from bench.quality import plan as quality_plan
 from bench.quality import plot as quality_plot
+from bench.quality import schedule as quality_schedule
 from bench.quality.pairs import ENOUGH, difference, reference, runs_of
 from bench.quality.runs import ROOT, Lines, best_rate, found
 from bench.quality.studies import CONTESTANTS, STUDIES, Study
@@ -118,7 +118,7 @@ def page(lines: Lines) -> str:
     if zero_gradients.RESULTS.exists():
         said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
         parts += ["", "## Zero gradients", "", said, "", found]
-    parts += ["", "## What is recorded", "", *quality_plan.section(lines)]
+    parts += ["", "## What is recorded", "", *quality_schedule.section(lines)]
     return "\n".join([*parts, ""])
 
 

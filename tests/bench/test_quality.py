@@ -14,9 +14,9 @@ from bench.measuring.intervals import interval
 from bench.measuring.recipe import load_recipe
 from bench.pages.page import quoted
 from bench.quality import page as quality_page
-from bench.quality import plan as quality_plan
 from bench.quality import plot as quality_plot
 from bench.quality import runs as quality
+from bench.quality import schedule as quality_schedule
 from bench.quality import studies, zero_gradients
 from bench.quality import train as quality_train
 from bench.quality.studies import CONTESTANTS, SEEDS, STUDIES, Run
@@ -187,7 +187,7 @@ def test_both_studies_of_a_larger_model_are_told_of():
 
 def test_every_run_is_in_one_part_of_what_is_recorded():
     made: dict = {}
-    for part in quality_plan.parts():
+    for part in quality_schedule.parts():
         for name in part.names:
             made.setdefault((part.study.name, part.tunes, name), []).append(part.what)
     assert all(len(several) == 1 for several in made.values())
@@ -206,7 +206,9 @@ def test_the_order_leaves_no_run_out():
         for rule in study.rules()
         for run in study.tuning(rule)
     ]
-    asked = [run for part in quality_plan.parts() for _, run in quality_plan.runs(lines, part)]
+    asked = [
+        run for part in quality_schedule.parts() for _, run in quality_schedule.runs(lines, part)
+    ]
     assert set(quality.planned(lines)) == set(asked) and len(set(asked)) == len(asked)
 
 
@@ -243,7 +245,9 @@ def test_what_is_missing_costs_the_steps_of_the_same_model(tuned):
         *tuned,  # 500 steps in 1 s
         *({**x, "seconds": 3.0 + i} for i, x in enumerate(runs("AdamW, 8bit", [2.0, 2.1, 2.2]))),
     ]
-    accounts = {part.what: quality_plan.account(lines, part) for part in quality_plan.parts()}
+    accounts = {
+        part.what: quality_schedule.account(lines, part) for part in quality_schedule.parts()
+    }
     own = accounts["AdamW with `8bit` and `4bit`"]
     assert (own.planned, own.recorded, own.took) == (10, 3, [3.0, 4.0, 5.0])
     assert own.left == [3.0] * 7, "1,500 steps of 2 ms, the least of AdamW's"
@@ -251,15 +255,15 @@ def test_what_is_missing_costs_the_steps_of_the_same_model(tuned):
     rates = accounts["small model: rates of 6 rules, each among as many"]
     assert rates.left == [] and rates.cells() == ["48", "48", "all", "1", "", ""]
     counted = [{**x, "processor_seconds": 2.5 + i} for i, x in enumerate(lines[-3:])]
-    own = quality_plan.account([*lines[:-3], *counted], quality_plan.parts()[2])
+    own = quality_schedule.account([*lines[:-3], *counted], quality_schedule.parts()[2])
     assert own.left == [pytest.approx(3.5)] * 7, "the median of what the processor took"
     other = accounts["10 M parameters, 1,000 steps: float32, `8bit`, `4bit`, bfloat16 weights"]
     assert other.hours() is None and other.cells()[-1] == "unknown"
     few = [x for x in lines if x["run"].endswith("AdamW") or x["seed"] == 0]  # AdamW alone is tuned
-    guessed = quality_plan.account(few, quality_plan.parts()[0])
+    guessed = quality_schedule.account(few, quality_schedule.parts()[0])
     assert (guessed.planned, guessed.recorded, guessed.guessed) == (48, 8, True)
     assert guessed.cells()[4] == "1*", "with the steps of other rules"
-    text = " ".join("\n".join(quality_plan.section(lines)).split())
+    text = " ".join("\n".join(quality_schedule.section(lines)).split())
     assert "51 of 291 runs are recorded" in text and "more where nothing of a model has run" in text
 
 
