@@ -49,8 +49,8 @@ class Checkpoint:
         self.container: str = self._reader.container()
         self.tensors: dict[str, Tensor] = {}
         self._number: dict[str, int] = {}
-        for i, said in enumerate(self._reader.tensors()):
-            tensor = Tensor(**said)
+        for i, fields in enumerate(self._reader.tensors()):
+            tensor = Tensor(**fields)
             self.tensors[tensor.name] = tensor
             self._number[tensor.name] = i
         self.values: dict[str, Any] = self._reader.values()
@@ -138,18 +138,18 @@ class Checkpoint:
                 and `optimizer=` chose none.
         """
         if self._model is None:
-            said = self._read_model()
-            for i, param in enumerate(said["params"]):
+            model_report = self._read_model()
+            for i, param in enumerate(model_report["params"]):
                 for j, state in enumerate(param["states"]):
                     codes = state["codes"]
                     state["codes"] = None if codes is None else Codes(**codes)
                     state["own"] = tuple(OwnTensor(**tensor) for tensor in state["own"])
                     state["place"] = (i, j)
                 param["states"] = tuple(State(**state) for state in param["states"])
-            said["params"] = tuple(Param(**param) for param in said["params"])
-            said["groups"] = tuple(Group(**group) for group in said["groups"])
-            said["warnings"] = tuple(said["warnings"])
-            self._model = Model(**said)
+            model_report["params"] = tuple(Param(**param) for param in model_report["params"])
+            model_report["groups"] = tuple(Group(**group) for group in model_report["groups"])
+            model_report["warnings"] = tuple(model_report["warnings"])
+            self._model = Model(**model_report)
         return self._model
 
     def _read_model(self) -> Any:

@@ -195,10 +195,10 @@ def convert(
             or a URL is open with other `storage_options`.
     """
     if container == "universal" and is_url(target):
-        said = (
+        reason = (
             "a Universal Checkpoint is written to a local folder; copy that to the store afterwards"
         )
-        raise CheckpointError(f"{os.fsdecode(target)}: {said}", code=2)
+        raise CheckpointError(f"{os.fsdecode(target)}: {reason}", code=2)
     _check_part(part, target)
     with (
         Shown(progress, "convert") as told,

@@ -202,7 +202,7 @@ def _in_order(
         )
     if [len(group.params) for group in saved.groups] == here:
         return list(grouped)
-    said = (
+    prefix = (
         f"the checkpoint's optimizer has {len(grouped)} parameters, this one {count}: "
         if len(grouped) != count
         else ""
@@ -218,6 +218,6 @@ def _in_order(
     )
     there = [{"params": group.params} for group in saved.groups]
     raise ValueError(
-        f"{said}{path} numbers its parameters, and {cuts(there, opt.param_groups)}: which is which "
-        f"cannot be told; {advice}"
+        f"{prefix}{path} numbers its parameters, and {cuts(there, opt.param_groups)}: "
+        f"which is which cannot be told; {advice}"
     )

@@ -116,17 +116,17 @@ class Location:
         """The entry now; its kind is MISSING if there is none."""
         try:
             self.fs.invalidate_cache(self.at(name))
-            said = self.fs.info(self.at(name))
+            info = self.fs.info(self.at(name))
         except FileNotFoundError:
             return Entry(name, MISSING, 0, "")
         except Exception as error:
             raise failed(self.url_of(name), "open it", error) from error
-        if said["type"] == "file" and said.get("size") is None:
+        if info["type"] == "file" and info.get("size") is None:
             raise CheckpointError(
                 f"{self.url_of(name)}: its store does not tell its "
                 "size, without which it is not read"
             )
-        return _entry(name, said)
+        return _entry(name, info)
 
     def list(self) -> list[Entry]:
         """What lies below it now, by one request for each thousand or so."""
@@ -138,12 +138,12 @@ class Location:
         except Exception as error:
             raise failed(self.url, "list it", error) from error
         entries = []
-        for said in listed:
-            parent, _, name = said["name"].strip("/").rpartition("/")
+        for info in listed:
+            parent, _, name = info["name"].strip("/").rpartition("/")
             if not name or parent != self.path.strip("/"):
                 continue  # the folder's own marker
-            unsized = said["type"] == "file" and said.get("size") is None
-            entries.append(self.info(name) if unsized else _entry(name, said))
+            unsized = info["type"] == "file" and info.get("size") is None
+            entries.append(self.info(name) if unsized else _entry(name, info))
         return entries
 
     def read(self, name: str, begin: int, end: int) -> bytes:
@@ -167,10 +167,10 @@ class Location:
         return got
 
 
-def _entry(name: str, said: Mapping[str, Any]) -> Entry:
-    kind = {"file": OBJECT, "directory": FOLDER}.get(said["type"], MISSING)
-    version = next((str(said[key]) for key in VERSIONS if said.get(key)), "")
-    return Entry(name, kind, int(said.get("size") or 0), version)
+def _entry(name: str, info: Mapping[str, Any]) -> Entry:
+    kind = {"file": OBJECT, "directory": FOLDER}.get(info["type"], MISSING)
+    version = next((str(info[key]) for key in VERSIONS if info.get(key)), "")
+    return Entry(name, kind, int(info.get("size") or 0), version)
 
 
 def connect(url: str, storage_options: StorageOptions = None) -> Location:

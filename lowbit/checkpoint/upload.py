@@ -206,8 +206,8 @@ class Target:
 
     def report(self, text: str) -> dict[str, Any]:
         """A command's report, by the name that the caller gave."""
-        said = json.loads(text)
-        return {**said, "target": self.url} if self.url else said
+        report = json.loads(text)
+        return {**report, "target": self.url} if self.url else report
 
 
 @contextlib.contextmanager

@@ -39,10 +39,10 @@ def missing(name: str) -> NoReturn:
         AttributeError: says what to write. Where the name is imported, an ImportError says it,
             which Python would otherwise word itself.
     """
-    said = instead(name)
-    if said is None:
+    replacement = instead(name)
+    if replacement is None:
         raise AttributeError(f"module 'lowbit' has no attribute {name!r}{_near(name)}")
-    message = f"lowbit has no {name}: write {said}"
+    message = f"lowbit has no {name}: write {replacement}"
     if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
         # `from lowbit import NAME` asks here first;
         # what it raises after an AttributeError says nothing.

@@ -26,10 +26,10 @@ def remember_names(params: Sequence[Tensor], names: Sequence[str]) -> None:
     """Records the group's names and each parameter's index,
     for optimizers that get part of a group.
     """
-    said = tuple(names)
+    whole = tuple(names)
     for i, p in enumerate(params):
-        others = [place for place in getattr(p, _PLACES, ()) if place[0] != said]
-        setattr(p, _PLACES, [*others, (said, i)])
+        others = [place for place in getattr(p, _PLACES, ()) if place[0] != whole]
+        setattr(p, _PLACES, [*others, (whole, i)])
 
 
 def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | None:
@@ -39,14 +39,14 @@ def names_of_subset(params: Sequence[Any], names: Sequence[str]) -> list[str] | 
     The parameters may be any part of a group of `lowbit.param_groups` in any order, as torch's
     ZeroRedundancyOptimizer passes them. None if they are not known to be part of a group.
     """
-    said, made = tuple(names), []
+    whole, made = tuple(names), []
     for p in params:
         places = getattr(p, _PLACES, ()) if isinstance(p, Tensor) else ()
-        place = next((place for place in places if place[0] is said or place[0] == said), None)
+        place = next((place for place in places if place[0] is whole or place[0] == whole), None)
         if place is None:
             return None
-        said = place[0]  # the same object, so that later comparisons are immediate
-        made.append(said[place[1]])
+        whole = place[0]  # the same object, so that later comparisons are immediate
+        made.append(whole[place[1]])
     return made
 
 

@@ -102,10 +102,10 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
     Raises:
         ValueError: there is no such preset or format, or its options contradict each other.
     """
-    said = name
+    chosen = name
     if isinstance(name, str) and name in known():
-        said = known()[name]["signed" if signed else "unsigned"]
-    spec = {"format": said} if isinstance(said, str) else said
+        chosen = known()[name]["signed" if signed else "unsigned"]
+    spec = {"format": chosen} if isinstance(chosen, str) else chosen
     if not isinstance(spec, Mapping) or "format" not in spec:
         raise ValueError(
             f"{name!r} is not a state format"
@@ -122,7 +122,7 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
     if spec["format"] not in ops.names("state"):
         reason = (
             f"no preset and no state format is named {spec['format']!r}"
-            if said is name
+            if chosen is name
             else (
                 f"the preset {name!r} needs the state format {spec['format']!r}, which this build "
                 "does not have"
@@ -139,11 +139,11 @@ def choice(name: Any, *, signed: bool) -> dict[str, Any]:
     return scaled(**spec)
 
 
-def _advice(said: Any, text: str) -> str:
+def _advice(given: Any, text: str) -> str:
     """What follows the words that something is not a state format: the name that was meant, if any,
     and `text`.
     """
-    meant = _meant(said)
+    meant = _meant(given)
     return f"{meant} {text[0].upper()}{text[1:]}" if meant else f"; {text}"
 
 
@@ -158,11 +158,11 @@ _OTHER_WORDS = {
 }
 
 
-def _meant(said: Any) -> str:
+def _meant(given: Any) -> str:
     """The text "; did you mean 'x'?" for something that is not a state format, such as 8,
     "int8" or torch.uint8; or "".
     """
-    word = str(said).removeprefix("torch.").lower()
+    word = str(given).removeprefix("torch.").lower()
     bits = re.fullmatch(r"(?:u?int|q)?[-_ ]?(\d+)[-_ ]?(?:bits?)?", word)
     if bits:
         word = {"16": "bfloat16", "32": "float32"}.get(bits[1], f"{bits[1]}bit")
@@ -199,10 +199,10 @@ def slot_formats(
     made = {}
     given: Any = state_format
     for name, signed in slots.items():
-        said = given.get(name, "float32") if by_name else given
+        chosen = given.get(name, "float32") if by_name else given
         if name in copies and not (by_name and name in state_format):
-            said = weights or "float32"
-        spec = choice(said, signed=signed)
+            chosen = weights or "float32"
+        spec = choice(chosen, signed=signed)
         if signed and spec["format"] == FACTORED:
             raise ValueError(f"{name} has negative values, so it cannot be stored factored")
         if signed and not ops.state_format(spec["format"])["signed"]:
@@ -246,9 +246,9 @@ def slow_mean(spec: Mapping[str, Any], full_precision: bool) -> dict[str, Any]:
 def formats_named(state_format: str | Mapping[str, Any]) -> Iterator[str]:
     """Every format that `state_format` may select, under any rule."""
     given: Any = state_format
-    for said in given.values() if _by_name(given) else [given]:
+    for chosen in given.values() if _by_name(given) else [given]:
         for signed in (True, False):
-            yield choice(said, signed=signed)["format"]
+            yield choice(chosen, signed=signed)["format"]
 
 
 def _by_name(state_format: str | Mapping[str, Any]) -> bool:

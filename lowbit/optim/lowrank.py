@@ -32,8 +32,8 @@ def check_subspace(rank: Any, update_proj_gap: Any) -> None:
         raise ValueError(f"update_proj_gap should be an int >= 1 but is: {update_proj_gap}")
 
 
-def _counts(said: Any) -> bool:
-    return isinstance(said, int) and not isinstance(said, bool) and said >= 1
+def _counts(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
 class LowRankOptimizer(MatrixOptimizer):

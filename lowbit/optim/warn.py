@@ -96,10 +96,10 @@ def warn_of_signed_maps(opt: StatefulOptimizer) -> None:
         never = {slot["name"] for slot in ops.rule(lay.rule)["slots"] if not slot["signed"]}
         for slot in lay.slots:
             twin = f"{slot.format}_unsigned"
-            said = options["state_format"]
+            chosen = options["state_format"]
             if slot.name not in never or twin not in ops.names("state"):
                 continue
-            if is_named(said, slot.name):  # a choice, as torchao's and bitsandbytes' tables are
+            if is_named(chosen, slot.name):  # a choice, as torchao's and bitsandbytes' tables are
                 continue
             preset = next(
                 (

@@ -43,12 +43,12 @@ class Setting:
     waiting: int = 0  # bytes of gradients that wait for steps beside the backward pass
 
     def __str__(self) -> str:
-        said = [] if self.context is None else [f"{self.micro_batch} x {self.context} tokens"]
-        said += ["checkpointed activations"] if self.checkpointing else []
-        said += [f"loss in chunks of {self.loss_chunk}"] if self.loss_chunk is not None else []
-        said += ["gradients released"] if self.step_in_backward else []
-        said += [f"up to {self.waiting / 2**20:.0f} MiB of them waiting"] if self.waiting else []
-        return ", ".join(said)
+        parts = [] if self.context is None else [f"{self.micro_batch} x {self.context} tokens"]
+        parts += ["checkpointed activations"] if self.checkpointing else []
+        parts += [f"loss in chunks of {self.loss_chunk}"] if self.loss_chunk is not None else []
+        parts += ["gradients released"] if self.step_in_backward else []
+        parts += [f"up to {self.waiting / 2**20:.0f} MiB of them waiting"] if self.waiting else []
+        return ", ".join(parts)
 
 
 @dataclass(frozen=True)

@@ -82,24 +82,28 @@ class Estimate:
     def _notes(self) -> list[str]:
         notes = [f"{each.title}: {each.note}" for each in self.footprints.values() if each.note]
         if self.ranks > 1:
-            said = f"Assumed: fully_shard over {self.ranks} ranks; a checkpoint is the sum of all."
-            notes.insert(0, said)
-        said = "Not counted: activations, temporary buffers, what allocators and file formats add."
+            assumed = (
+                f"Assumed: fully_shard over {self.ranks} ranks; a checkpoint is the sum of all."
+            )
+            notes.insert(0, assumed)
+        uncounted = (
+            "Not counted: activations, temporary buffers, what allocators and file formats add."
+        )
         if self["lowbit"].averages:
-            said_of_averages = (
+            of_averages = (
                 "averages: lowbit.EMA; of the others torch's AveragedModel, which in bfloat16 "
                 "stands still (docs/ema.md)"
             )
-            notes.append(said_of_averages)
-        return [said, *notes]
+            notes.append(of_averages)
+        return [uncounted, *notes]
 
     def __str__(self) -> str:
         lines = aligned([self._head(), *self._table()])
         text = "\n".join([self._title(), "", *lines, "", *self._notes()])
         if self.fit is None:
             return text
-        said = aligned(_fit_table(self.fit))
-        return "\n".join([text, "", _fit_title(self.fit), "", *said, "", *_fit_notes(self.fit)])
+        table = aligned(_fit_table(self.fit))
+        return "\n".join([text, "", _fit_title(self.fit), "", *table, "", *_fit_notes(self.fit)])
 
     def _repr_html_(self) -> str:
         """The table for a notebook."""
@@ -137,10 +141,10 @@ def _html(title: str, rows: Sequence[tuple[str, ...]], notes: Sequence[str]) -> 
         return "".join(f"<{tag}>{html.escape(cell)}</{tag}>" for cell in row)
 
     body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows[1:])
-    said = "<br>".join(html.escape(note) for note in notes)
+    footer = "<br>".join(html.escape(note) for note in notes)
     return (
         f"<table><caption>{html.escape(title)}</caption><thead><tr>{cells(rows[0], 'th')}</tr>"
-        f"</thead><tbody>{body}</tbody></table><small>{said}</small>"
+        f"</thead><tbody>{body}</tbody></table><small>{footer}</small>"
     )
 
 
@@ -175,6 +179,6 @@ def _fit_notes(fit: Fit) -> list[str]:
             "(fully_shard), or a larger one."
         )
     elif fit.changes:
-        said = ", ".join(f"{name}={value!r}" for name, value in fit.changes.items())
-        notes.append(f"lowbit fits with {said}.")
+        changes = ", ".join(f"{name}={value!r}" for name, value in fit.changes.items())
+        notes.append(f"lowbit fits with {changes}.")
     return notes + [f"{plan.title}: {plan.note}" for plan in fit.plans.values() if plan.note]

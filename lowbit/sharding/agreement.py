@@ -20,7 +20,7 @@ def first_difference(told: Sequence[Sequence[Listed]]) -> str | None:
     first, *others = told
     for rank, other in enumerate(others, start=1):
         for i in range(max(len(first), len(other))):
-            here, there = (said[i] if i < len(said) else None for said in (first, other))
+            here, there = (listed[i] if i < len(listed) else None for listed in (first, other))
             if here != there:
                 return f"{i} is {_shown(here)} on rank 0 and {_shown(there)} on rank {rank}"
     return None

@@ -125,7 +125,7 @@ def flat_shards(slices: Sequence[FlatSlice], wrong: str | None) -> list[FlatShar
         if not wrong:
             for i, each in enumerate(several):
                 if each.ranges is None:
-                    ranges[id(each)] = [said[i][2] for _, said in told]
+                    ranges[id(each)] = [listed[i][2] for _, listed in told]
     for each in () if wrong else slices:
         if wrong := _uncovered(each.name, math.prod(each.shape), ranges[id(each)] or ()):
             break
@@ -225,7 +225,7 @@ def _contradicted(each: FlatSlice, ranges: Sequence[Range]) -> str | None:
 
 def _differing(told: Sequence[tuple[str | None, list[Said]]]) -> str | None:
     """What is wrong if ranks do not list the same parameters in the same order."""
-    difference = first_difference([[said[:2] for said in each] for _, each in told])
+    difference = first_difference([[item[:2] for item in each] for _, each in told])
     return difference and (
         f"flat slice {difference}: pass the same names and shapes in the same order on every rank, "
         "with length=0 where a rank has none of a parameter"

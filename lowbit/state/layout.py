@@ -172,10 +172,10 @@ class Layout:
         """State about the parameter itself, int64: its stream of random bits and,
         if state is quantized, its shape.
         """
-        said = {"stream": torch.tensor(stream, dtype=torch.int64, device="cpu")}
+        state = {"stream": torch.tensor(stream, dtype=torch.int64, device="cpu")}
         if any(slot.coded for slot in self.slots):
-            said["shape"] = torch.tensor(self.part.shape, dtype=torch.int64, device="cpu")
-        return said
+            state["shape"] = torch.tensor(self.part.shape, dtype=torch.int64, device="cpu")
+        return state
 
     def plan_row(self, stream: int) -> list[int]:
         """The parameter's row of the operator's plan."""

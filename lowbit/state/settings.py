@@ -157,13 +157,13 @@ def agreed(
         if not any(key not in o or not _same(o[key], first[key]) for o in others):
             made[key] = first[key]
         elif key in group:
-            said: list[Any] = []
+            differing: list[Any] = []
             for value in (source.get(key) for source in distinct):
-                if not any(_same(value, before) for before in said):
-                    said.append(value)
+                if not any(_same(value, before) for before in differing):
+                    differing.append(value)
             warnings.warn(
                 f"group {number} has parameters of {len(distinct)} groups of the checkpoint, "
-                f"which differ in {key} ({', '.join(map(repr, said))}): it keeps its own, "
+                f"which differ in {key} ({', '.join(map(repr, differing))}): it keeps its own, "
                 f"{group[key]!r}",
                 stacklevel=outside(),
             )
@@ -208,13 +208,13 @@ def settings_by_name(
         settings = agreed(number, {}, distinct) if len(distinct) > 1 else dict(*distinct[:1])
         for key in sorted({key for group in distinct for key in group} - settings.keys()):
             if key not in STRUCTURE and key not in ("params", "param_names"):
-                said: dict[str, str] = {}
+                by_value: dict[str, str] = {}
                 for name, group in of.items():
-                    said.setdefault(repr(group.get(key)), name)
+                    by_value.setdefault(repr(group.get(key)), name)
                 raise ValueError(
                     f"group {number} has parameters of {len(distinct)} groups of the state dict, "
                     f"which differ in {key} "
-                    f"({', '.join(f'{value} for {name!r}' for value, name in said.items())}): "
+                    f"({', '.join(f'{value} for {name!r}' for value, name in by_value.items())}): "
                     "build the groups that were saved, or pass this optimizer's own: "
                     "get_state_dict(opt)['param_groups']"
                 )

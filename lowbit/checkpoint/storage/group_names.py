@@ -23,17 +23,17 @@ def group_names(planner: SavePlanner) -> dict[str, str]:
     saved = flattened(planner)
     if saved is None:
         return {}
-    said: dict[str, list[tuple[Any, ...]]] = {}
+    parameters: dict[str, list[tuple[Any, ...]]] = {}
     for name, value in saved.values.items():
         path = saved.paths.get(name, ())
         if _GROUPS not in path:
             continue
         at = path.index(_GROUPS) + 1
-        found = said.setdefault(".".join(map(str, path[:at])), [])
+        found = parameters.setdefault(".".join(map(str, path[:at])), [])
         found += _parameters(path[at:], value)
     return {
         name: hashlib.blake2b(repr(sorted(found, key=repr)).encode(), digest_size=16).hexdigest()
-        for name, found in said.items()
+        for name, found in parameters.items()
     }
 
 

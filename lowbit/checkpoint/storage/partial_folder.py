@@ -184,12 +184,12 @@ class PartialFolder:
         except OSError as error:  # Python's own names no file
             final = os.path.join(self.path, name)
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            said = (
+            message = (
                 f"the disk is full while {final} is written"
                 if full
                 else f"cannot write {final}: {error.strerror}"
             )
-            raise CheckpointError(said) from error
+            raise CheckpointError(message) from error
 
     def drop(self) -> None:
         """Removes the folder, if it was not published."""

@@ -26,8 +26,8 @@ def flattened(planner: SavePlanner) -> Flattened | None:
 def first_difference(ranks: Sequence[Mapping[Key, str]]) -> tuple[int, int, Key] | None:
     """The first two ranks that have other digests of one name, and that; None if all agree."""
     first: dict[Key, tuple[int, str]] = {}
-    for rank, said in enumerate(ranks):
-        for key, digest in said.items():
+    for rank, digests in enumerate(ranks):
+        for key, digest in digests.items():
             before, expected = first.setdefault(key, (rank, digest))
             if digest != expected:
                 return before, rank, key

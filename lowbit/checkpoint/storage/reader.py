@@ -128,10 +128,10 @@ class Reader(Storage, StorageReader):
             raise ValueError("Reader has no path: give it one, or checkpoint_id= to dcp.load")
         self._opened = Opened(self.checkpoint_id, self.storage_options)
         self._reader = native().Reader(self._opened.name)
-        said = self._reader.layout()
+        layout = self._reader.layout()
         found: list[tuple[int, str, TensorStorageMetadata | BytesStorageMetadata]] = []
         paths: dict[str, tuple[str | int, ...]] = {}
-        for name, path, dtype, shape, chunks, place in said["tensors"]:
+        for name, path, dtype, shape, chunks, place in layout["tensors"]:
             about = TensorStorageMetadata(
                 properties=TensorProperties(dtype=getattr(torch, dtype)),
                 size=torch.Size(shape),
@@ -139,7 +139,7 @@ class Reader(Storage, StorageReader):
             )
             found.append((place, name, about))
             paths[name] = tuple(path)
-        for name, path, place in said["values"]:
+        for name, path, place in layout["values"]:
             found.append((place, name, BytesStorageMetadata()))
             paths[name] = tuple(path)
         # In the order of the file, in which a planner builds a state dict that it was not given.
@@ -147,7 +147,7 @@ class Reader(Storage, StorageReader):
         entries = {name: about for _, name, about in found}
         self._metadata = Metadata(
             state_dict_metadata=entries,
-            planner_data=paths if said["has_paths"] else None,
+            planner_data=paths if layout["has_paths"] else None,
             storage_meta=StorageMeta(checkpoint_id=self.checkpoint_id),
         )
         return self._metadata

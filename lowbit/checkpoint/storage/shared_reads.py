@@ -243,8 +243,8 @@ def exchange(
         pieces = this.send.get(rank, [])
         if pieces:
             size = sum(p.end - p.begin for p in pieces)
-            said = OK if memory is not None else FAILED
-            parts.append(torch.full((1,), said, dtype=torch.uint8, device="cpu"))
+            status = OK if memory is not None else FAILED
+            parts.append(torch.full((1,), status, dtype=torch.uint8, device="cpu"))
             if memory is None:
                 parts.append(torch.zeros(size, dtype=torch.uint8, device="cpu"))
             else:

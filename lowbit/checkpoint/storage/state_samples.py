@@ -75,8 +75,8 @@ def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
         0, t.numel() - 1, min(_VALUES, t.numel()), dtype=torch.float64, device="cpu"
     )
     some = t.detach().reshape(-1)[at.long().to(t.device)].cpu()
-    said = f"{t.dtype} {tuple(t.shape)}".encode() + some.view(torch.uint8).numpy().tobytes()
-    return offsets, hashlib.blake2b(said, digest_size=16).hexdigest()
+    content = f"{t.dtype} {tuple(t.shape)}".encode() + some.view(torch.uint8).numpy().tobytes()
+    return offsets, hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def check_state_samples(ranks: Sequence[Samples]) -> None:

@@ -226,9 +226,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                     steps = Steps(told, sum(map(nbytes, plan.items)))
                     for batch in self._batches(plan.items, planner, memory):
                         given = steps.next(sum(nbytes(item) for item, _ in batch))
-                        said = file.write([what for _, what in batch], self.thread_count, given)
+                        places = file.write([what for _, what in batch], self.thread_count, given)
                         for (item, what), (offset, length, digest, *tiles) in zip(
-                            batch, said, strict=True
+                            batch, places, strict=True
                         ):
                             if len(what) == 2 and item.type != WriteItemType.BYTE_IO:
                                 digest = ""  # of a tensor subclass, torch's own bytes
@@ -332,7 +332,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             check_state_samples([getattr(rank, "samples", {}) for rank in results])
         written = {r.index: r.storage_data for rank in results for r in rank}
         metadata.version = VERSION
-        lies = made.places({index: said.info for index, said in written.items()})
+        lies = made.places({index: item.info for index, item in written.items()})
         metadata.storage_data = lies
         metadata.storage_meta = self._meta(self._save.path)
         data: dict[str, int] = {}

@@ -21,12 +21,12 @@ def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
     """lowbit.json: see docs/ckpt-commands.md."""
     tensors: dict[str, Any] = {}
     values: dict[str, str] = {}
-    for index, said in written.items():
+    for index, item in written.items():
         about = metadata.state_dict_metadata[index.fqn]
-        if not said.digest or not _is_text(index.fqn):
+        if not item.digest or not _is_text(index.fqn):
             continue
         if not isinstance(about, TensorStorageMetadata):
-            values[index.fqn] = said.digest
+            values[index.fqn] = item.digest
             continue
         entry = tensors.setdefault(
             index.fqn,
@@ -37,9 +37,9 @@ def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
             },
         )
         key = ",".join(map(str, index.offset or ()))
-        entry["chunks"][key] = said.digest
-        if said.tiles[2]:
-            entry.setdefault("tiles", {})[key] = list(said.tiles)
+        entry["chunks"][key] = item.digest
+        if item.tiles[2]:
+            entry.setdefault("tiles", {})[key] = list(item.tiles)
     whole = {
         "version": 1,
         "tool": "lowbit.checkpoint.Writer",

@@ -156,9 +156,9 @@ class Adafactor(LowRankOptimizer):
     ) -> Layout:
         what = f"parameter {name!r}" if name else f"parameter {index}"
         if group["beta1"] is not None or group["add_eps"]:
-            said = "add_eps=True" if group["beta1"] is None else f"beta1={group['beta1']}"
+            option = "add_eps=True" if group["beta1"] is None else f"beta1={group['beta1']}"
             raise ValueError(
-                f"{what} has rank={group['rank']!r} and {said}, which Adafactor's subspace does "
+                f"{what} has rank={group['rank']!r} and {option}, which Adafactor's subspace does "
                 "not have; leave it out, take APOLLO, or step the parameter without a subspace "
                 "(rank=None in its group)"
             )
