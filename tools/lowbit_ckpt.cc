@@ -8,6 +8,7 @@
 #include <iostream>
 
 #include "command/command.h"
+#include "command/errors.h"
 #include "command/examples.h"
 #include "command/signals.h"
 #include "command/suggest.h"
@@ -34,7 +35,7 @@ lowbit::ckpt::Status flush_output() {
 /// The exit code, and the line on standard error where something went wrong.
 int ended(const lowbit::ckpt::Status& done) {
   if (done.ok()) return 0;
-  fmt::print(stderr, "lowbit-ckpt: {}\n", done.error().text);
+  print_error(fmt::format("lowbit-ckpt: {}\n", done.error().text));
   return static_cast<int>(done.error().code);
 }
 
@@ -118,9 +119,9 @@ int main(int argc, char** argv) {
     const Status done = chosen();
     return ended(done.ok() ? flush_output() : done);
   } catch (const std::bad_alloc&) {
-    fmt::print(stderr, "lowbit-ckpt: not enough memory\n");
+    print_error("lowbit-ckpt: not enough memory\n");
   } catch (const std::exception& error) {
-    fmt::print(stderr, "lowbit-ckpt: {}\n", error.what());
+    print_error(fmt::format("lowbit-ckpt: {}\n", error.what()));
   }
   return static_cast<int>(Exit::kRuntime);
 }

@@ -5,6 +5,7 @@
 #include <cmath>
 
 #include "command/command.h"
+#include "command/errors.h"
 #include "command/options.h"
 #include "command/progress.h"
 #include "io/text.h"
@@ -41,8 +42,9 @@ Status run(DiffArguments& given) {
     print_json(report);
   } else {
     if (const size_t opaque = report["opaque"].size(); opaque > 0)
-      fmt::print(stderr, "warning: {} opaque object{} not compared, such as {}\n", opaque,
-                 opaque == 1 ? " was" : "s were", report["opaque"][0].get<std::string>());
+      print_error(fmt::format("warning: {} opaque object{} not compared, such as {}\n", opaque,
+                              opaque == 1 ? " was" : "s were",
+                              report["opaque"][0].get<std::string>()));
     if (!given.report.quiet) print_differences(report);
   }
   if (differences.empty()) return fine();

@@ -6,6 +6,7 @@
 #include <charconv>
 #include <thread>
 
+#include "command/errors.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -150,7 +151,7 @@ void print_json(const Json& report) {
 
 void print_warnings(const Json& report) {
   for (const Json& warning : report["warnings"])
-    fmt::print(stderr, "warning: {}\n", warning.get<std::string>());
+    print_error(fmt::format("warning: {}\n", warning.get<std::string>()));
 }
 
 void print_part(const Json& report) {

@@ -11,6 +11,7 @@
 #include <functional>
 #include <string>
 
+#include "command/errors.h"
 #include "command/signals.h"
 
 namespace lowbit::ckpt {
@@ -48,7 +49,7 @@ class ProgressBar {
   ~ProgressBar() { clear(); }
   /// Takes the bar off the screen, before something else is said.
   void clear() {
-    if (drawn_) fmt::print(stderr, "\r\033[K");
+    if (drawn_) print_error("\r\033[K");
     drawn_ = false;
   }
   /// False where the program was asked to stop (command/signals.h).
@@ -66,7 +67,7 @@ class ProgressBar {
     if (now - last_ < std::chrono::milliseconds(80) && done < total) return;
     last_ = now;
     const double seconds = std::chrono::duration<double>(now - begin_).count();
-    fmt::print(stderr, "\r{}\033[K", progress_line(label_, done, total, seconds, columns()));
+    print_error(fmt::format("\r{}\033[K", progress_line(label_, done, total, seconds, columns())));
     std::fflush(stderr);
     drawn_ = true;
   }

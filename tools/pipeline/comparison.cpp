@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "dialect/numbers/square_sum.h"
 #include "io/text.h"
@@ -11,6 +12,7 @@ namespace lowbit::ckpt {
 namespace {
 
 constexpr uint64_t kComparisonPiece = 1u << 18;  // elements
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 bool is_whole(const Value& v) { return v.is(Value::Kind::kInt) || v.is(Value::Kind::kBool); }
 
@@ -101,8 +103,10 @@ Status Comparison::numbers(const std::string& name, const Shape& shape, Floats& 
       if (std::isfinite(p)) norm_a.add(p);
       if (std::isfinite(q)) norm_b.add(q);
       if (p == q || (std::isnan(p) && std::isnan(q))) continue;
-      difference.add(p - q);
-      tally.take(at + i, std::abs(p - q));
+      // A NaN beside a number is as far from it as can be.
+      const double distance = std::isnan(p - q) ? kInfinity : std::abs(p - q);
+      difference.add(distance);
+      tally.take(at + i, distance);
     }
     RETURN_IF_ERROR(advance(count * sizeof(float)));
   }

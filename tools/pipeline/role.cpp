@@ -96,14 +96,15 @@ std::string kind_of(const std::string& name) {
 Role role_of(const std::string& name) {
   static const std::regex logarithmic("_log[0-9_a-z]*_scale$");
   static const std::regex positive(
-      "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|square_avg|second_momentum_buffer)"
+      "^\\.(?:exp_avg_sq|max_exp_avg_sq|max_exp_avg_sqs|exp_avg_res|square_avg|"
+      "second_momentum_buffer)"
       "(?:_bfloat16|_row|_col)?$");
   static const std::regex positive_in_state(
       "(?:_scale(?:_row|_column|_tensor|_rank1_[0-9])?|^\\.(?:absmax[12]?|scale|step|state2)|"
       "^\\.(?:sum|variance|row_var|col_var)(?:_bfloat16|_row|_col)?)$");
   static const std::regex state(
       "^\\.(?:exp_avg|exp_avg_slow|momentum_buffer|grad_avg|update_norm|m1_m2|"
-      "exp_avg_res_(?:row|col)|param_[a-z0-9_]+)(?:_bfloat16)?$");
+      "param_[a-z0-9_]+)(?:_bfloat16)?$");
   if (is_megatron_bucket(name)) return Role::kWeight;
   if (const std::string state = megatron_state(name); !state.empty())
     return state == "exp_avg_sq"      ? Role::kPositiveState
@@ -116,7 +117,7 @@ Role role_of(const std::string& name) {
   if (kind_of(name).starts_with("scales, ")) return Role::kPositiveState;
   if (!in_state(name)) return Role::kWeight;
   if (std::regex_search(leaf, positive_in_state)) return Role::kPositiveState;
-  return leaf == ".state1" ? Role::kState : Role::kWeight;
+  return Role::kState;
 }
 
 }  // namespace lowbit::ckpt

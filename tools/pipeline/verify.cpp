@@ -137,7 +137,7 @@ class TensorCheck {
     const auto found = [&](uint64_t n, const char* what, uint64_t first) {
       const std::string text = std::to_string(n) + " of " + std::to_string(c.count) + " values " +
                                what + ", the first at " + shape_text(place_of(shape, first));
-      if (role == Role::kWeight) {
+      if (role == Role::kWeight && c.nan == 0) {  // masks have infinities
         warnings.push_back(printable(name) + ": " + text);
       } else {
         find(name, text);

@@ -6,7 +6,7 @@
 #include <optional>
 #include <thread>
 
-#include "cpu/float_environment.h"
+#include "dialect/numbers/plain_arithmetic.h"
 
 namespace lowbit::ckpt::python {
 namespace {
@@ -47,10 +47,10 @@ void run(PyObject* callback, const std::function<Status(const Progress&)>& work)
   Status done = fine();
   bool raised = false;  // in this thread, which runs nothing of Python's any more
   std::thread worker([&] {
-    const cpu::FloatEnvironment environment;  // threads that it begins have it too
     Status result = fine();
     try {
-      result = work([&desk](uint64_t d, uint64_t t) { return desk.progress(d, t); });
+      result = with_plain_arithmetic(
+          [&] { return work([&desk](uint64_t d, uint64_t t) { return desk.progress(d, t); }); });
     } catch (const std::bad_alloc&) {
       result = failed("not enough memory");
     } catch (const std::exception& error) {

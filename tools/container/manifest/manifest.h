@@ -151,6 +151,7 @@ struct Manifest {
   bool tells_keys = true;       // false: a directory that has numbers and places in tuples as text
   std::vector<std::string> warnings;  // harmless oddities, one line each
   std::vector<std::string> facts;     // what else is worth telling: who wrote it
+  std::vector<std::pair<std::string, std::string>> texts;  // __metadata__ of a safetensors file
 };
 
 }  // namespace lowbit::ckpt

@@ -101,6 +101,7 @@ Result<Manifest> read_safetensors(const std::string& path) {
       convention = &text;
     } else {
       m.facts.push_back("metadata: " + printable(key) + " = " + printable(text));
+      m.texts.emplace_back(key, text);
     }
   }
   if (convention != nullptr) {

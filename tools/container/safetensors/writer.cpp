@@ -113,7 +113,11 @@ Result<WriteReport> write_safetensors(const Document& document, const std::strin
     entries.push_back(m.entry);
     total = m.entry.end;
   }
-  std::vector<std::pair<std::string, std::string>> metadata = {{"format", "pt"}};
+  std::vector<std::pair<std::string, std::string>> metadata;
+  if (document.manifest != nullptr) metadata = document.manifest->texts;
+  if (std::none_of(metadata.begin(), metadata.end(),
+                   [](const auto& entry) { return entry.first == "format"; }))
+    metadata.emplace_back("format", "pt");
   if (!plan.is_flat()) metadata.emplace_back(kConvention, describe(plan.description));
   const std::string header = safetensors_header(entries, metadata);
   if (header.size() > kMaxSafetensorsHeader)

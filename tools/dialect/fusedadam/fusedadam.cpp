@@ -113,10 +113,12 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
   }
   const auto settings_for = [&](const Group& group) -> Result<Settings> {
     Settings made;
-    for (auto& [name, value] : settings_of(group, torch_settings("adam"))) {
-      if (name == "lr" || name == "betas" || name == "eps" || name == "weight_decay" ||
-          name == "initial_lr")
-        made.emplace_back(name, value);
+    const Settings& torch = torch_settings("adam");
+    for (auto& [name, value] : settings_of(group, torch)) {
+      const bool adam = name == "lr" || name == "betas" || name == "eps" || name == "weight_decay";
+      const bool known = std::any_of(torch.begin(), torch.end(),
+                                     [&](const auto& setting) { return setting.first == name; });
+      if (adam || !known) made.emplace_back(name, value);  // and what is the user's own
     }
     Value yes{.kind = Value::Kind::kBool};
     yes.integer = 1;

@@ -20,8 +20,9 @@ class SquareSum {
     }
   }
   /// The root of the sum over `count`: 1 gives the norm, the number of values their root mean
-  /// square.
+  /// square. NaN where one of them was.
   double root(double count = 1) const {
+    if (std::isnan(sum_)) return sum_;
     if (large_ > 0) return std::sqrt(large_ / count) * kUp;
     if (sum_ > 0) return std::sqrt(sum_ / count);
     return std::sqrt(small_ / count) * kDown;
