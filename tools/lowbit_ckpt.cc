@@ -35,7 +35,7 @@ lowbit::ckpt::Status flush_output() {
 /// The exit code, and the line on standard error where something went wrong.
 int ended(const lowbit::ckpt::Status& done) {
   if (done.ok()) return 0;
-  print_error(fmt::format("lowbit-ckpt: {}\n", done.error().text));
+  lowbit::ckpt::print_error(fmt::format("lowbit-ckpt: {}\n", done.error().text));
   return static_cast<int>(done.error().code);
 }
 

@@ -19,7 +19,7 @@ from lowbit.config.overrides import clean_name, matched
 from lowbit.state import choose
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
-from lowbit.state.saved import is_lazy
+from lowbit.state.saved import is_lazy, without_filled_in
 from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.stateful import StatefulOptimizer
 
@@ -77,8 +77,9 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
             _check_names(key, value, [q.name for q in opt.flat_shards[p.owner]])
             value = value.get(p.name, {})
         if value:
-            in_place = is_lazy(value) or holds(value, opt.state_of(p))
             try:
+                value = without_filled_in(lay, value, opt.state_of(p), key)
+                in_place = is_lazy(value) or holds(value, opt.state_of(p))
                 convert = convert_state(p, lay, value, key, opt.state_memory)
             except ValueError as error:
                 if names[p] in (None, key):

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.slot import Slot, StateTensor
+from lowbit.state.torch_functions import broadcasts
 
 # Keys that mark another library's state dict, and the library.
 PEERS = {
@@ -110,6 +111,72 @@ def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mappin
         row, col = saved["row_var"], saved["col_var"]
         return {**saved, "variance_row": row.squeeze(-1), "variance_col": col.squeeze(-2)}
     return saved
+
+
+def without_filled_in(
+    lay: Layout, saved: Mapping[str, Any], live: Mapping[str, Any], key: Any
+) -> Mapping[str, Any]:
+    """Saved state without the optimizer's own tensors of a moment that it has in another format.
+
+    `set_optimizer_state_dict` with `full_state_dict=True` gives `load_state_dict` what was saved,
+    and this optimizer's tensors for the keys that were not: both, where the formats differ.
+
+    Args:
+        lay: the layout here.
+        saved: the saved state.
+        live: the optimizer's state of the parameter.
+        key: the state dict's name for the parameter, for errors.
+
+    Raises:
+        ValueError: a moment was saved in two formats, or only rank 0 has the one that was saved.
+    """
+    dropped: set[str] = set()
+    moments = list(_own_moments(lay))
+    here = {name for own in moments for name in own.keys}
+    for own in moments:
+        others = [name for name in _names_of(own.name) if name in saved and name not in here]
+        if not others or not all(name in saved for name in own.keys):
+            continue
+        if not all(_same_memory(saved[name], live.get(name)) for name in own.keys):
+            raise ValueError(
+                f"state[{key!r}] has {own.name} in two formats, {own.keys[0]!r} and "
+                f"{others[0]!r}: leave one out"
+            )
+        if broadcasts():
+            raise ValueError(
+                f"state[{key!r}] was saved as {others[0]!r}, and broadcast_from_rank0=True sends "
+                f"only what this optimizer keeps, {own.keys[0]!r}: give every rank the whole state "
+                "dict and leave broadcast_from_rank0 out, or call lowbit.load_optimizer, which "
+                "reads it from a file"
+            )
+        dropped.update(own.keys)
+    return {name: value for name, value in saved.items() if name not in dropped}
+
+
+class _Moment(NamedTuple):
+    name: str
+    keys: list[str]  # of its tensors here
+
+
+def _own_moments(lay: Layout) -> Iterator[_Moment]:
+    for slot in lay.slots:
+        yield _Moment(slot.name, [entry.key for entry in slot.entries(lay.part)])
+    for entry in lay.auxiliary:
+        if entry.key.endswith(("_row", "_col")):
+            yield _Moment(entry.key[:-4], [entry.key])
+
+
+def _names_of(moment: str) -> list[str]:
+    """The first key of a moment in every format, and those of its row and column means."""
+    formats = (entry["name"] for entry in ops.entries("state"))
+    return [moment, f"{moment}_row", f"{moment}_col", *(f"{moment}_{name}" for name in formats)]
+
+
+def _same_memory(a: Any, b: Any) -> bool:
+    if not isinstance(a, Tensor) or not isinstance(b, Tensor):
+        return False
+    a, b = sharding.local(a), sharding.local(b)
+    return (a.data_ptr(), a.shape, a.dtype) == (b.data_ptr(), b.shape, b.dtype)
 
 
 def find_saved(

@@ -1,10 +1,12 @@
-"""torch's own functions for optimizer state,
-which take a rank's part of a flattened vector for the whole of it.
+"""torch's own functions for optimizer state, seen from the optimizer that they call: some take a
+rank's part of a flattened vector for the whole of it, some have filled in a state dict.
 """
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 # Where `get_optimizer_state_dict` and `FullyShardedDataParallel.optim_state_dict` are.
@@ -21,12 +23,26 @@ def refuse_torch_functions(opt: Any) -> None:
     A hook before state_dict, of optimizers with parts of vectors. Another caller, for
     torch.save on each rank, gets this rank's state.
     """
-    frame = sys._getframe(1)
+    if any(_calls()):
+        raise ValueError(
+            "torch's functions for optimizer state would keep one rank's part of the flat "
+            f"shards of this {type(opt).__name__} for all ranks: use "
+            "lowbit.fsdp1.get_state_dict and set_state_dict, or bind with export='fp32'"
+        )
+
+
+def broadcasts() -> bool:
+    """Whether `set_optimizer_state_dict` with `broadcast_from_rank0=True` is loading: ranks have
+    what rank 0 sent them, and no more.
+    """
+    infos = [frame.f_locals.get("info") for frame in _calls()]
+    return any(getattr(info, "broadcast_from_rank0", False) for info in infos)
+
+
+def _calls() -> Iterator[FrameType]:
+    """The calls of torch's functions for optimizer state that are under way."""
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_globals.get("__name__") in _MODULES and "optim" in frame.f_code.co_name:
-            raise ValueError(
-                "torch's functions for optimizer state would keep one rank's part of the flat "
-                f"shards of this {type(opt).__name__} for all ranks: use "
-                "lowbit.fsdp1.get_state_dict and set_state_dict, or bind with export='fp32'"
-            )
-        frame = frame.f_back  # type: ignore[assignment]
+            yield frame
+        frame = frame.f_back

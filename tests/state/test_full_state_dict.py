@@ -1,0 +1,110 @@
+"""`set_optimizer_state_dict` with `full_state_dict=True`: torch fills the keys that were not saved
+with the optimizer's own tensors. State of another format is converted all the same, or refused.
+"""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import lowbit
+from tests.support import bits
+from tests.support.ranks import forked
+
+SAVED = {
+    "torch": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-2),
+    "4bit": lambda net: adamw(net, state_format="4bit"),
+    "float32": lambda net: adamw(net, state_format="float32"),
+    "factored": lambda net: adamw(net, state_format="factored8"),
+}
+
+
+def adamw(net, **options):
+    return lowbit.AdamW(net.named_parameters(), lr=1e-2, **options)
+
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(64, 64), nn.Linear(64, 96))
+
+
+def saved(kind):
+    net = network()
+    opt = SAVED[kind](net)
+    for _ in range(3):
+        net(torch.arange(64)).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+    return get_optimizer_state_dict(net, opt, options=StateDictOptions(full_state_dict=True))
+
+
+def loaded(state, net, **options):
+    opt = adamw(net)
+    set_optimizer_state_dict(net, opt, state, options=StateDictOptions(**options))
+    return opt
+
+
+@pytest.mark.parametrize("kind", ["torch", "4bit", "float32"])
+def test_state_of_another_format_is_converted(kind):
+    state, net, other = saved(kind), network(), network()
+    opt = loaded(state, net, full_state_dict=True)
+    assert all(opt.state[p]["exp_avg_dynamic8_scale"].any() for p in net.parameters() if p.ndim > 1)
+    expected = loaded(state, other)
+    assert bits.same(bits.bits(net.parameters(), opt), bits.bits(other.parameters(), expected))
+
+
+def test_state_that_cannot_be_converted_is_refused():
+    with pytest.raises(ValueError, match="it has no exp_avg_sq"):
+        loaded(saved("factored"), network(), full_state_dict=True)
+
+
+def test_a_moment_in_two_formats_is_refused():
+    net = network()
+    opt = adamw(net)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    twice = {"state": {}, "param_groups": opt.state_dict()["param_groups"]}
+    for key, entries in opt.state_dict()["state"].items():
+        twice["state"][key] = {k: v.clone() for k, v in entries.items()}
+        if "exp_avg_dynamic8" in entries:
+            twice["state"][key]["exp_avg"] = torch.zeros(64, 64)
+    with pytest.raises(ValueError, match="has exp_avg in two formats, 'exp_avg_dynamic8' and"):
+        opt.load_state_dict(twice)
+
+
+def on_two_ranks(rank, store):
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
+    state = saved("4bit")
+    alone, net = network(), network()
+    expected = loaded(state, alone)
+    fully_shard(net, mesh=init_device_mesh("cpu", (2,)))
+    opt = loaded(state, net, full_state_dict=True)
+    for p, q in zip(alone.parameters(), net.parameters(), strict=True):
+        for key, value in opt.state[q].items():
+            whole = value.full_tensor() if hasattr(value, "full_tensor") else value
+            assert bits.equal(whole, expected.state[p][key]), key
+    said = ""
+    try:
+        loaded(state if rank == 0 else {}, net, full_state_dict=True, broadcast_from_rank0=True)
+    except ValueError as error:
+        said = str(error)
+    print(rank, said)
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_sharded_state_is_converted_and_a_broadcast_of_it_refused(tmp_path):
+    started = [forked.start(on_two_ranks, rank, str(tmp_path / "store")) for rank in range(2)]
+    printed = [text.read() for _, text in started]
+    for process, _ in started:
+        process.join()
+        assert process.exitcode == 0, printed
+    assert "broadcast_from_rank0=True sends only what this optimizer keeps" in printed[0], printed
