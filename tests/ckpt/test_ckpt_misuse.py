@@ -2,7 +2,9 @@
 
 import json
 import os
+import shlex
 import shutil
+import subprocess
 from unittest import mock
 
 import pytest
@@ -10,7 +12,7 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from lowbit import checkpoint
-from tests.support.peers.files import need_tool, run
+from tests.support.peers.files import TOOL, need_tool, run
 from tests.support.require import need
 
 pytestmark = pytest.mark.slow
@@ -473,3 +475,30 @@ def test_names_that_dots_make_alike_are_both_named(tmp_path):
         )
         assert "rename a key of one and save again" in said
     assert not (tmp_path / "c.safetensors").exists()
+
+
+@pytest.mark.parametrize("stderr", ["/dev/full", None])
+def test_an_error_that_nobody_can_read_keeps_its_exit_code(tmp_path, stderr):
+    """A log on a full disk, and a daemon that has closed standard error."""
+    for name, value in (("a.pt", 1.0), ("b.pt", 2.0)):
+        torch.save({"w": torch.full((4,), value)}, tmp_path / name)
+    expected = {("diff", "a.pt", "b.pt"): 4, ("verify", "nowhere.pt"): 3, ("verify",): 2}
+    for arguments, code in expected.items():
+        line = shlex.join([TOOL, *arguments]) + (f" 2>{stderr}" if stderr else " 2>&-")
+        done = subprocess.run(["sh", "-c", f"{line} >/dev/null"], cwd=tmp_path)
+        assert done.returncode == code, line
+
+
+def test_a_name_that_is_not_its_path_is_refused(tmp_path):
+    """One bit of `.metadata` would rename a weight."""
+    dcp.save({"model": {"0.weight": torch.ones(2)}}, checkpoint_id=tmp_path / "d", no_dist=True)
+    file = tmp_path / "d" / ".metadata"
+    content = bytearray(file.read_bytes())
+    at = content.find(b"\x8c\x080.weight\x94")
+    assert at > 0
+    content[at + 2] ^= 4
+    file.write_bytes(content)
+    for command in (["verify"], ["convert", tmp_path / "d"]):
+        done = run(*command, tmp_path / ("d" if len(command) == 1 else "x.pt"), code=3)
+        assert "has the path model.4.weight for model.0.weight" in done.stderr
+    assert not (tmp_path / "x.pt").exists()

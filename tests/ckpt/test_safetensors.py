@@ -5,10 +5,11 @@ import struct
 
 import pytest
 import torch
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from tests.ckpt.archives import DTYPES, bits, copy, inspect, same
-from tests.support.peers.files import need_tool
+from tests.support.peers.files import need_tool, run
 
 need_tool()
 
@@ -117,3 +118,15 @@ def test_a_header_that_reads_like_a_tar(tmp_path):
     (tmp_path / "a.safetensors").write_bytes(header(text, b"\0" * 8))
     assert (tmp_path / "a.safetensors").read_bytes()[257:262] == b"ustar"
     assert len(inspect(tmp_path / "a.safetensors")["tensors"]) == 1
+
+
+def test_texts_of_a_file_go_into_the_next(tmp_path):
+    """Its title and licence, say. Where they cannot, a warning names them."""
+    texts = {"format": "np", "modelspec.title": "x", "ss_network_dim": "32"}
+    save_file({"w": torch.ones(2, 3)}, tmp_path / "a.safetensors", metadata=texts)
+    run("convert", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
+    with safe_open(tmp_path / "b.safetensors", "pt") as file:
+        assert file.metadata() == texts
+    done = run("convert", tmp_path / "a.safetensors", tmp_path / "b.pt")
+    expected = "__metadata__ (modelspec.title, ss_network_dim) is left out"
+    assert expected in done.stderr, done.stderr

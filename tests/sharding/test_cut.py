@@ -268,7 +268,7 @@ def test_impossible_ends_are_refused(ends, message):
 
 
 def test_columns_inside_a_byte_are_refused():
-    part = Part((0, ROWS), (56, COLS), 0, 0, CUT_ALL, ["dynamic4", "power1_4_unsigned"])
+    part = Part((0, ROWS), (56, COLS - 8), 0, 0, CUT_ALL, ["dynamic4", "power1_4_unsigned"])
     part.plan[0, ops.plan_columns()["first"]] += 1
     with pytest.raises(RuntimeError, match="inside a byte"):
         part.step(0, gradients(0), ops.workspace(RULE, part.plan, torch.device("cpu")))

@@ -18,6 +18,8 @@ import lowbit
 from tests.support import bits
 from tests.support.ranks import forked
 
+pytestmark = pytest.mark.slow
+
 SAVED = {
     "torch": lambda net: torch.optim.AdamW(net.parameters(), lr=1e-2),
     "4bit": lambda net: adamw(net, state_format="4bit"),
@@ -100,7 +102,6 @@ def on_two_ranks(rank, store):
     dist.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_sharded_state_is_converted_and_a_broadcast_of_it_refused(tmp_path):
     started = [forked.start(on_two_ranks, rank, str(tmp_path / "store")) for rank in range(2)]
     printed = [text.read() for _, text in started]

@@ -306,23 +306,6 @@ void restore_keys(Conversion& at, ContainerKind target) {
         "numbers, and would have loaded none: they are written as numbers");
 }
 
-/// Texts of a safetensors file, such as its title and licence, which no other container has.
-void warn_of_texts(Conversion& at, ContainerKind target) {
-  if (target == ContainerKind::kSafetensors) return;
-  std::vector<std::string> keys;
-  for (const auto& [key, text] : at.document->manifest->texts) {
-    if (key != "format") keys.push_back(printable(key));
-  }
-  if (keys.empty()) return;
-  constexpr size_t kShown = 3;
-  const std::string more =
-      keys.size() > kShown ? fmt::format(" and {} more", keys.size() - kShown) : "";
-  keys.resize(std::min(keys.size(), kShown));
-  at.warnings.push_back(
-      fmt::format("__metadata__ ({}{}) is left out: only safetensors files have it",
-                  fmt::join(keys, ", "), more));
-}
-
 /// What a user of the target must know: a directory of lowbit's state loads tensor by tensor.
 Json notes_of(const Dialect* from, const Dialect* to, ContainerKind kind, const Wanted& wanted) {
   Json notes = Json::array();
@@ -462,7 +445,8 @@ Result<Json> convert(const std::string& source, const std::string& target,
   at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
   RETURN_IF_ERROR(make_target(at, options));
   restore_keys(at, kind);
-  warn_of_texts(at, kind);
+  for (std::string& line : warn_of_texts(*at.document->manifest, kind))
+    at.warnings.push_back(std::move(line));
   if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is of directories of torch.distributed.checkpoint, and " +
                  printable(target) + " is to be none; leave it out, or take --container dcp");

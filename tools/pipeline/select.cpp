@@ -80,6 +80,20 @@ std::vector<std::string> warn_of_left_behind(const Manifest& source) {
           (lightning ? "; Lightning resumes only where its meta.pt lies too: copy that" : "")};
 }
 
+std::vector<std::string> warn_of_texts(const Manifest& source, ContainerKind target) {
+  if (target == ContainerKind::kSafetensors) return {};
+  std::string names;
+  size_t count = 0;
+  constexpr size_t kShown = 3;
+  for (const auto& [key, text] : source.texts) {
+    if (key == "format" || count++ >= kShown) continue;
+    names += (names.empty() ? "" : ", ") + printable(key);
+  }
+  if (count == 0) return {};
+  if (count > kShown) names += " and " + std::to_string(count - kShown) + " more";
+  return {"__metadata__ (" + names + ") is left out: only safetensors files have it"};
+}
+
 std::vector<std::string> warn_of_top_level(const Document& source) {
   if (source.manifest->kind == ContainerKind::kDcp || source.leaves.empty()) return {};
   const std::string what = printable(source.manifest->path);

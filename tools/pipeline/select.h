@@ -41,6 +41,9 @@ std::vector<std::string> warn_of_leftovers(const std::string& target);
 /// A line that names what lies in the source's folder and is not part of the checkpoint: the target
 /// has none of it.
 std::vector<std::string> warn_of_left_behind(const Manifest& source);
+/// A line that names texts of a safetensors file, such as its title and licence, which `target`
+/// does not have.
+std::vector<std::string> warn_of_texts(const Manifest& source, ContainerKind target);
 
 /// An error (usage) where a pattern of `include` fits no leaf: a typing mistake would else write a
 /// checkpoint without what was asked for, or find that nothing differs.

@@ -3,7 +3,8 @@
 // decide.
 //
 //   signed     position 254 a / (1 + a) of a = |z|. Entry n is n / (254 - n), so the share of the
-//              way from n to n + 1 is (a (254 - n) - n) (253 - n) / 254: no division by a difference
+//              way from n to n + 1 is (a (254 - n) - n) (253 - n) / 254: no division by a
+//              difference
 //   unsigned   position 255 sqrt(x) / a. The chance is linear in x, and values have the scale that
 //              is stored, s: the share is (x (255 / s)^2 - n^2) / (2 n + 1)
 //

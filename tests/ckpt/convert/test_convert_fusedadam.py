@@ -113,3 +113,16 @@ def test_what_no_other_adam_does_is_refused(tmp_path):
     opt = torch.optim.SGD(net.parameters(), momentum=0.9)
     opt.step()
     convert(tmp_path, opt.state_dict(), "fusedadam", code=3)
+
+
+def test_settings_of_the_user_stay(tmp_path):
+    """Beside those that FusedAdam knows; torch's own switches are left out."""
+    net = model()
+    opt = torch.optim.AdamW([{"params": net.parameters(), "name": "all", "lr_scale": 0.5}])
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    opt.param_groups[0]["initial_lr"] = 0.25
+    (group,) = convert(tmp_path, opt.state_dict(), "fusedadam")["param_groups"]
+    assert group.keys() == fused(net)["param_groups"][0].keys() | {"name", "lr_scale", "initial_lr"}
+    assert (group["name"], group["lr_scale"], group["initial_lr"]) == ("all", 0.5, 0.25)

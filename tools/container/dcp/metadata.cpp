@@ -252,6 +252,8 @@ class Parser : MetadataPickle {
           return no("has a path of something else than names and numbers");
         }
       }
+      if (flat_name(path) != name)
+        return no("has the path " + printable(flat_name(path)) + " for " + printable(name));
       return fine();
     };
     for (Tensor& t : out_.tensors) RETURN_IF_ERROR(set(t.name, t.path));
