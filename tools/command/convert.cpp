@@ -166,7 +166,7 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option(
           "--model", options.model,
           "A checkpoint with the weights, if SOURCE lacks its parameters' shapes or names; "
-          "for names, a model's state dict in a file of torch.save")
+          "for names, model.state_dict() as the program saved it with torch.save")
       ->type_name("PATH");
   command
       ->add_option("--weights", options.weights,

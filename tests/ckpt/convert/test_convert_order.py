@@ -3,6 +3,7 @@ or it is refused.
 """
 
 import pytest
+import safetensors.torch as safetensors
 import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
@@ -131,4 +132,64 @@ def test_a_directory_has_no_order(net, tmp_path):
     source, target, *_ = written(tmp_path, stepped(net.parameters()), {})
     dcp.save(net.state_dict(), checkpoint_id=tmp_path / "model", no_dist=True)
     error = refused(source, target, "--model", tmp_path / "model", "--to", "lowbit")
-    assert "does not keep the order of the model" in error and "torch.save" in error
+    assert "does not keep the order of the model" in error
+    assert "the program itself saves with torch.save(model.state_dict())" in error
+
+
+class Attention(nn.Module):
+    """Four weights of one size, in no order of the alphabet."""
+
+    def __init__(self):
+        super().__init__()
+        for name in ("query", "key", "value", "out"):
+            setattr(self, name, nn.Linear(64, 64, bias=False))
+
+
+MODELS = {
+    "many layers": lambda: nn.Sequential(*(nn.Linear(64, 64, bias=False) for _ in range(12))),
+    "words": Attention,
+    "a norm": lambda: nn.Sequential(nn.LayerNorm(64)),
+    "two dtypes": lambda: nn.Sequential(
+        *(nn.Linear(64, 64, bias=False).to(t) for t in [torch.bfloat16, torch.float32] * 2)
+    ),
+}
+
+
+@pytest.mark.parametrize("way", ["safetensors", "dcp", "dcp by lowbit-ckpt"])
+@pytest.mark.parametrize("model", MODELS)
+def test_a_file_that_was_converted_has_the_order_of_names(tmp_path, model, way):
+    """'10' comes before '2', and 'key' before 'query'."""
+    torch.manual_seed(0)
+    net = MODELS[model]()
+    source, target, _, weights, _ = written(tmp_path, stepped(net.parameters()), net.state_dict())
+    if way == "safetensors":
+        safetensors.save_file(net.state_dict(), tmp_path / "m.safetensors")
+        run("convert", tmp_path / "m.safetensors", tmp_path / "sorted.pt")
+    else:
+        if way == "dcp":
+            dcp.save({"model": net.state_dict()}, checkpoint_id=tmp_path / "m", no_dist=True)
+        else:
+            run("convert", weights, tmp_path / "m", "--container", "dcp")
+        run("convert", tmp_path / "m", tmp_path / "sorted.pt")
+    options = ("--to", "lowbit", "--state-format", "float32")
+    error = refused(source, target, "--model", tmp_path / "sorted.pt", *options)
+    assert "has the weights sorted by name" in error and "have one size" in error
+    assert "the program itself saves with torch.save(model.state_dict())" in error
+    # The same where the keys' order is known.
+    run("convert", weights, tmp_path / "kept.safetensors")
+    run("convert", tmp_path / "kept.safetensors", tmp_path / "kept.pt")
+    for model_file in (weights, tmp_path / "kept.pt"):
+        run("convert", source, target, "--model", model_file, *options, "--force")
+        group = torch.load(target, weights_only=True)["optimizer"]["param_groups"][0]
+        assert group["param_names"] == [name for name, _ in net.named_parameters()]
+
+
+def test_sizes_tell_the_order_of_sorted_names(tmp_path):
+    """No two weights have one size, so that another order would be another shape."""
+    net = nn.Sequential(nn.Linear(64, 32, bias=False), nn.Linear(32, 96, bias=False))
+    old = stepped(net.parameters())
+    paths = written(tmp_path, old, dict(net.state_dict()))
+    run("convert", *paths, "--to", "lowbit")
+    (tmp_path / "out.pt").unlink()
+    paths = written(tmp_path, stepped(list(net.parameters())[::-1]), dict(net.state_dict()))
+    assert "parameter 0 has the shape" in refused(*paths, "--to", "lowbit")

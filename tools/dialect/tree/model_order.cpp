@@ -1,6 +1,7 @@
 #include "dialect/tree/model_order.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -61,6 +62,32 @@ std::vector<ModuleWeights> weights_of(const Document& model) {
   return out;
 }
 
+/// Whether the dict is one that a module's state_dict() made, with its `_metadata`: its keys are in
+/// the module's own order. Conversions that lose the order lose that mark too.
+bool made_by_module(const Document& model, const Path& path) {
+  return std::any_of(model.dicts.begin(), model.dicts.end(), [&](const DictInfo& info) {
+    return info.path == path && info.attributes.is_dict() &&
+           info.attributes.find("_metadata") != nullptr;
+  });
+}
+
+/// Two weights of one size, where the keys of each dtype are sorted: a file that was converted by
+/// name has them so, and sizes do not tell whether the model has another order.
+std::optional<std::pair<const Leaf*, const Leaf*>> sorted_by_name(const ModuleWeights& weights) {
+  std::map<const Dtype*, std::string> last;
+  std::map<uint64_t, const Leaf*> by_size;
+  std::optional<std::pair<const Leaf*, const Leaf*>> found;
+  for (const Leaf* leaf : weights.params) {
+    std::string name = leaf->path.back().text();
+    const auto [before, is_first] = last.try_emplace(leaf->dtype, name);
+    if (!is_first && name < before->second) return std::nullopt;
+    before->second = std::move(name);
+    const auto [same, is_new] = by_size.try_emplace(volume(leaf->shape), leaf);
+    if (!is_new && !found) found.emplace(same->second, leaf);
+  }
+  return found;
+}
+
 }  // namespace
 
 Status name_by_model(const Document& document, OptimizerTree& tree) {
@@ -80,8 +107,9 @@ Status name_by_model(const Document& document, OptimizerTree& tree) {
   const ContainerKind kind = document.model->manifest->kind;
   if (kind != ContainerKind::kTorch && kind != ContainerKind::kLegacy)
     return bad(what + "and " + model + " (" + container_name(kind) +
-               ") does not keep the order of the model; give its state dict as a file of "
-               "torch.save" +
+               ") does not keep the order of the model; give what the program itself saves with "
+               "torch.save(model.state_dict()), since a file converted from this one has no order "
+               "of the model either" +
                advice);
   const std::vector<ModuleWeights> all = weights_of(*document.model);
   const ModuleWeights* found = nullptr;
@@ -100,6 +128,15 @@ Status name_by_model(const Document& document, OptimizerTree& tree) {
     return bad(what + "and " + model + " has " +
                (said.empty() ? "no weights" : said + " (" + "without buffers, tied weights once)") +
                advice);
+  const auto alike = sorted_by_name(*found);
+  if (alike && !made_by_module(*document.model, found->path))
+    return bad(what + "and " + model +
+               " has the weights sorted by name, as converted files do, which may not be the order "
+               "of the model: '" +
+               printable(alike->first->path.back().text()) + "' and '" +
+               printable(alike->second->path.back().text()) +
+               "' have one size, so nothing tells which comes first; give what the program itself "
+               "saves with torch.save(model.state_dict()), in the order of model.parameters()");
   for (size_t i = 0; i < count; ++i) {
     tree.params[i].name = found->params[i]->path.back().text();
     tree.weights.push_back(found->params[i]);
