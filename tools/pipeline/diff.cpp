@@ -1,5 +1,6 @@
 // Where two checkpoints differ: by what they mean where both are understood, else leaf by leaf.
 #include <algorithm>
+#include <iterator>
 #include <map>
 
 #include "container/common/open.h"
@@ -185,16 +186,17 @@ Status compare_leaves(Comparison& comparison, const Document& first, const std::
                  });
 }
 
-/// Parameters by name where both have names, else by number.
+/// What pairs a parameter: its name where both have names, else its number.
+std::string key_of(const Model& model, size_t i, bool by_name) {
+  const Param& p = model.params[i];
+  return by_name ? p.name
+                 : "parameter " + std::to_string(p.index < 0 ? static_cast<int64_t>(i) : p.index);
+}
+
 std::map<std::string, const Param*> params_of(const Model& model, bool by_name) {
   std::map<std::string, const Param*> out;
-  for (size_t i = 0; i < model.params.size(); ++i) {
-    const Param& p = model.params[i];
-    out.emplace(
-        by_name ? p.name
-                : "parameter " + std::to_string(p.index < 0 ? static_cast<int64_t>(i) : p.index),
-        &p);
-  }
+  for (size_t i = 0; i < model.params.size(); ++i)
+    out.emplace(key_of(model, i, by_name), &model.params[i]);
   return out;
 }
 
@@ -265,20 +267,92 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
       });
 }
 
+/// Up to three names, and how many more there are.
+std::string some_of(const std::vector<std::string>& names) {
+  constexpr size_t kShown = 3;
+  std::string out;
+  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
+    out += (i == 0 ? "" : ", ") + printable(names[i]);
+  return names.size() <= kShown ? out
+                                : out + " and " + std::to_string(names.size() - kShown) + " more";
+}
+
+/// The parameters of a group. Where both have numbers, their order counts too: by that torch loads
+/// the state, whatever `param_names` says.
+void compare_members(Comparison& comparison, const std::string& name, const Model& a, size_t group,
+                     const Model& b, bool by_name) {
+  const auto members = [&](const Model& model) {
+    std::vector<std::string> out;
+    for (const size_t p : model.groups[group].params) out.push_back(key_of(model, p, by_name));
+    return out;
+  };
+  const auto numbered = [](const Model& model) {
+    return std::none_of(model.params.begin(), model.params.end(),
+                        [](const Param& p) { return p.index < 0; });
+  };
+  const std::vector<std::string> in_a = members(a), in_b = members(b);
+  if (!comparison.wants({name}) || in_a == in_b) return;
+  std::vector<std::string> x = in_a, y = in_b, first, second;
+  std::sort(x.begin(), x.end());
+  std::sort(y.begin(), y.end());
+  std::set_difference(x.begin(), x.end(), y.begin(), y.end(), std::back_inserter(first));
+  std::set_difference(y.begin(), y.end(), x.begin(), x.end(), std::back_inserter(second));
+  if (!first.empty() || !second.empty())
+    return comparison.differ(name,
+                             "holds other parameters in the second" +
+                                 (first.empty() ? "" : ", and there not " + some_of(first)) +
+                                 (second.empty() ? "" : ", and only there " + some_of(second)));
+  if (!numbered(a) || !numbered(b)) return;
+  const auto at = std::mismatch(in_a.begin(), in_a.end(), in_b.begin());
+  comparison.differ(name, "are in another order, by which torch loads the state: at place " +
+                              std::to_string(at.first - in_a.begin()) + " is " +
+                              printable(*at.first) + " in the first and " + printable(*at.second) +
+                              " in the second");
+}
+
+/// Settings that are tensors of several elements. As of others, what one of two dialects lacks is
+/// no difference.
+Status compare_arrays(Comparison& comparison, const std::string& name, const Document& first,
+                      const Group& a, const Document& second, const Group& b, bool one_dialect) {
+  const auto arrays = [&](const Group& group, const Group& other) {
+    Leaves out;
+    for (const auto& [path, leaf] : group.arrays) {
+      const bool both =
+          std::any_of(other.arrays.begin(), other.arrays.end(),
+                      [&, &way = path](const auto& array) { return array.first == way; });
+      if (one_dialect || both) out.emplace(name + "." + flat_name(path), leaf);
+    }
+    return out;
+  };
+  return pair_up(comparison, arrays(a, b), arrays(b, a),
+                 [&](const std::string& which, const Leaf* x, const Leaf* y) {
+                   return compare_leaf(comparison, which, first, *x, second, *y, false);
+                 });
+}
+
 /// Each dialect has some settings of its own. Names that paired the parameters are not settings:
 /// one of two files may have them as the keys of its state.
-void compare_groups(Comparison& comparison, const Model& a, const Model& b) {
+Status compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   const bool by_name = has_names(a) && has_names(b);
   const auto settings = [&](const Model& model, size_t g) {
     Settings out = model.groups[g].settings;
     if (by_name) std::erase_if(out, [](const auto& s) { return s.first == "param_names"; });
     return out;
   };
-  if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"}))
-    return comparison.differ("param_groups", "are not as many in the second");
-  for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g)
-    compare_values(comparison, "param_groups." + std::to_string(g), settings(a, g), settings(b, g),
-                   a.dialect == b.dialect, torch_settings(a.algorithm));
+  if (a.groups.size() != b.groups.size() && comparison.wants({"param_groups"})) {
+    comparison.differ("param_groups", "are not as many in the second");
+    return fine();
+  }
+  const bool one_dialect = a.dialect == b.dialect;
+  for (size_t g = 0; g < std::min(a.groups.size(), b.groups.size()); ++g) {
+    const std::string name = "param_groups." + std::to_string(g);
+    compare_members(comparison, name + ".params", a, g, b, by_name);
+    compare_values(comparison, name, settings(a, g), settings(b, g), one_dialect,
+                   torch_settings(a.algorithm));
+    RETURN_IF_ERROR(compare_arrays(comparison, name, *a.document, a.groups[g], *b.document,
+                                   b.groups[g], one_dialect));
+  }
+  return fine();
 }
 
 Result<Model> model_of(const Document& document) {
@@ -322,7 +396,7 @@ Result<Json> diff(const std::string& first, const std::string& second, const Dif
     out["by"] = "meaning";
     out["dialects"] = {x.value().dialect, y.value().dialect};
     RETURN_IF_ERROR(compare_params(comparison, x.value(), y.value()));
-    compare_groups(comparison, x.value(), y.value());
+    RETURN_IF_ERROR(compare_groups(comparison, x.value(), y.value()));
     compare_keys(comparison, a, b);
     RETURN_IF_ERROR(compare_leaves(comparison, a, x.value().rest, b, y.value().rest, false));
   } else {

@@ -91,6 +91,9 @@ struct Group {
   /// Settings that the file keeps as tensors of one element, by their paths in the group: {"lr"},
   /// {"betas", 0}. `settings` has their values.
   std::vector<std::pair<Path, const Leaf*>> tensors = {};
+  /// Settings that are tensors of more elements: no optimizer here has such, and `diff` compares
+  /// them. In a flattened state dict the path begins with the parameter's name.
+  std::vector<std::pair<Path, const Leaf*>> arrays = {};
 };
 
 struct Model {

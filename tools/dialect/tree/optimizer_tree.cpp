@@ -121,6 +121,7 @@ class Finder {
     }
     if (leaf.kind == Leaf::Kind::kTensor && volume(leaf.shape) != 1) {
       out_.warnings.push_back(printable(leaf.name()) + ": is a tensor and is left out");
+      array_leaf(Path(path.begin() + static_cast<std::ptrdiff_t>(n), path.end()), leaf);
       return fine();
     }
     ASSIGN_OR_RETURN(number, leaf.kind == Leaf::Kind::kTensor ? number_of(leaf)
@@ -136,6 +137,17 @@ class Finder {
       flat_groups_.push_back(std::move(made));
     }
     return fine();
+  }
+
+  /// A setting that is a tensor of several elements, by its path from param_groups on.
+  void array_leaf(Path path, const Leaf& leaf) {
+    if (path[0].name == "param_groups") {
+      if (path.size() > 2)
+        arrays_[path[1].number].emplace_back(Path(path.begin() + 2, path.end()), &leaf);
+      return;
+    }
+    path[0].name = path[0].name.substr(13);
+    flat_arrays_.emplace_back(std::move(path), &leaf);
   }
 
   /// Stores a setting of a numbered group; false where its path is not valid.
@@ -183,6 +195,20 @@ class Finder {
       way.insert(way.begin(), Key(what));
       of[key].tensors.emplace_back(std::move(way), tensor);
     }
+    std::map<std::string, std::vector<std::pair<Path, const Leaf*>>> arrays_of;
+    for (const auto& [path, leaf] : flat_arrays_) {
+      const std::string& name = path[0].name;
+      const size_t dot = nested ? name.find('.') : name.rfind('.');
+      if (dot == std::string::npos || (nested && !digits(name.substr(0, dot)))) continue;
+      Path way(path.begin() + 1, path.end());
+      way.insert(way.begin(), Key(name.substr(dot + 1)));
+      if (nested) {
+        arrays_[std::stoll(name.substr(0, dot))].emplace_back(std::move(way), leaf);
+        continue;
+      }
+      way.insert(way.begin(), Key(name.substr(0, dot)));
+      arrays_of[name.substr(0, dot)].emplace_back(std::move(way), leaf);
+    }
     // Flat names are sorted, so "10" comes before "2".
     std::stable_sort(
         numbered_groups_.begin(), numbered_groups_.end(),
@@ -194,6 +220,7 @@ class Finder {
                                [&](const auto& g) { return g.first.settings == of[key].settings; });
       if (same == flat_.end()) same = flat_.insert(flat_.end(), {of[key], {}});
       same->second.push_back(key);
+      for (auto& array : arrays_of[key]) same->first.arrays.push_back(std::move(array));
     }
   }
 
@@ -216,6 +243,8 @@ class Finder {
       if (!said.is_dict()) return bad("param_groups holds something that is not a group");
       if (const auto at = tensors_.find(static_cast<int64_t>(number)); at != tensors_.end())
         group.tensors = at->second;
+      if (const auto at = arrays_.find(static_cast<int64_t>(number)); at != arrays_.end())
+        group.arrays = at->second;
       const Value *params = said.find("params"), *names = said.find("param_names");
       for (size_t i = 0; i + 1 < said.items.size(); i += 2) {
         if (said.items[i].is(Value::Kind::kText) && said.items[i].text != "params")
@@ -294,8 +323,10 @@ class Finder {
   Value groups_{.kind = Value::Kind::kList};
   std::vector<std::pair<std::string, const Leaf*>> flat_states_;
   std::vector<Setting> flat_groups_, numbered_groups_;
-  // Settings of numbered groups that are tensors, by their paths in the group.
-  std::map<int64_t, std::vector<std::pair<Path, const Leaf*>>> tensors_;
+  // Settings of numbered groups that are tensors of one element, and of more, by their paths in the
+  // group.
+  std::map<int64_t, std::vector<std::pair<Path, const Leaf*>>> tensors_, arrays_;
+  std::vector<std::pair<Path, const Leaf*>> flat_arrays_;
   std::vector<std::pair<Group, std::vector<std::string>>> flat_;
 };
 
