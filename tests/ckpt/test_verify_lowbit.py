@@ -3,6 +3,8 @@ though every byte of it is sound.
 """
 
 import copy
+import json
+import pickle
 
 import pytest
 import torch
@@ -137,8 +139,61 @@ def test_two_leaves_at_one_path(tmp_path):
     run("convert", tmp_path / "in.pt", path, "--container", "dcp")
     metadata = dcp.FileSystemReader(path).read_metadata()
     metadata.planner_data = {"a": ("x",), "b": ("x",)}
-    import pickle
-
     (path / ".metadata").write_bytes(pickle.dumps(metadata))
     error = run("verify", path, code=4).stderr
     assert "two leaves lie at one place" in error
+
+
+@pytest.fixture
+def recorded(tmp_path):
+    """A directory with values, and what its lowbit.json says."""
+    content = {"w": torch.ones(3), "lr": 0.1, "epoch": 7}
+    torch.save(content, tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "d", "--container", "dcp")
+    path = tmp_path / "d" / "lowbit.json"
+    return path, json.loads(path.read_text())
+
+
+@pytest.mark.parametrize("name", ["lr", "epoch"])
+def test_a_value_that_is_gone(recorded, name):
+    path, known = recorded
+    metadata = dcp.FileSystemReader(path.parent).read_metadata()
+    del metadata.state_dict_metadata[name], metadata.planner_data[name]
+    for index in [i for i in metadata.storage_data if i.fqn == name]:
+        del metadata.storage_data[index]
+    (path.parent / ".metadata").write_bytes(pickle.dumps(metadata))
+    error = run("verify", path.parent, code=4).stderr
+    assert f"names values that the checkpoint does not have, such as {name}" in error
+    path.write_text(
+        json.dumps(
+            known | {"values": {n: known["values"][n] for n in ("lr", "epoch") if n != name}}
+        )
+    )
+    run("verify", path.parent)
+
+
+def test_a_value_that_lowbit_json_does_not_have(recorded):
+    path, known = recorded
+    values = dict(known["values"])
+    values["rate"] = values.pop("lr")
+    path.write_text(json.dumps(known | {"values": values}))
+    said = run("verify", path.parent, code=4).stdout
+    assert "lr: is not in lowbit.json: it was added later" in said
+    assert "lowbit.json: names values that the checkpoint does not have, such as rate" in said
+    path.write_text(json.dumps(known | {"values": {}}))
+    said = run("verify", path.parent, code=4).stdout
+    assert [line.split(":")[0] for line in said.splitlines()] == ["epoch", "lr"]
+    run("verify", path.parent, "--include", "w")
+    # Of a file without the entry nothing is known of values.
+    path.write_text(json.dumps({key: item for key, item in known.items() if key != "values"}))
+    run("verify", path.parent)
+
+
+def test_digests_of_another_kind(recorded):
+    path, known = recorded
+    for kind in ("md5", "", 3, None):
+        path.write_text(json.dumps(known | {"digest": kind}))
+        error = run("verify", path.parent, code=3).stderr
+        assert "lowbit.json: its digests are not of the kind xxh3-128" in error
+    path.write_text(json.dumps({key: item for key, item in known.items() if key != "digest"}))
+    run("verify", path.parent)

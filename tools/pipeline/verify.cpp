@@ -1,5 +1,6 @@
 #include <algorithm>
 #include <mutex>
+#include <set>
 
 #include "container/common/open.h"
 #include "container/dcp/digests.h"
@@ -161,11 +162,38 @@ class TensorCheck {
   const VerifyOptions& options_;
 };
 
+/// What is recorded of values; of all of them, or of none.
+Status hold_values(const Manifest& m, const Recorded& recorded, const Selection& select,
+                   TensorCheck& out) {
+  if (!recorded.values) return fine();
+  std::set<std::string> gone;
+  for (const auto& [name, digest] : *recorded.values) gone.insert(name);
+  for (const Blob& b : m.blobs) {
+    gone.erase(b.name);
+    if (!selected(select, b.name) || recorded.tensors.contains(b.name)) continue;
+    const auto known = recorded.values->find(b.name);
+    if (known == recorded.values->end()) {
+      if (is_utf8(b.name, false)) out.find(b.name, "is not in lowbit.json: it was added later");
+      continue;
+    }
+    ASSIGN_OR_RETURN(digest, value_digest(m, b));
+    if (digest != known->second)
+      out.find(b.name, "is not what lowbit-ckpt wrote: its digest is another",
+               m.container->files().name(b.extent.file));
+  }
+  if (!gone.empty())
+    out.find("lowbit.json",
+             "names values that the checkpoint does not have, such as " + printable(*gone.begin()));
+  return fine();
+}
+
 /// What is recorded of tensors and values as a whole.
 Status hold_recorded(const Document& document, const Recorded& recorded, const Selection& select,
                      TensorCheck& out) {
   const Manifest& m = *document.manifest;
-  size_t met = 0;
+  size_t met = static_cast<size_t>(
+      std::count_if(m.blobs.begin(), m.blobs.end(),  // of a dtype that is not read
+                    [&](const Blob& b) { return recorded.tensors.contains(b.name); }));
   for (const Tensor& t : m.tensors) {
     const auto known = recorded.tensors.find(t.name);
     if (known != recorded.tensors.end()) ++met;
@@ -181,15 +209,7 @@ Status hold_recorded(const Document& document, const Recorded& recorded, const S
   }
   if (met < recorded.tensors.size())
     out.find("lowbit.json", "names tensors that the checkpoint does not have");
-  for (const Blob& b : m.blobs) {
-    const auto known = recorded.values.find(b.name);
-    if (known == recorded.values.end() || !selected(select, b.name)) continue;
-    ASSIGN_OR_RETURN(digest, value_digest(m, b));
-    if (digest != known->second)
-      out.find(b.name, "is not what lowbit-ckpt wrote: its digest is another",
-               m.container->files().name(b.extent.file));
-  }
-  return fine();
+  return hold_values(m, recorded, select, out);
 }
 
 /// What is selected.

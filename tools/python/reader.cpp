@@ -221,9 +221,9 @@ Result<const Recorded*> Reader::recorded() {
 Status Reader::check_digest(const Leaf& leaf) {
   if (leaf.blob == nullptr) return fine();
   ASSIGN_OR_RETURN(said, recorded());
-  if (said == nullptr) return fine();
-  const auto known = said->values.find(leaf.blob->name);
-  if (known == said->values.end()) return fine();
+  if (said == nullptr || !said->values) return fine();
+  const auto known = said->values->find(leaf.blob->name);
+  if (known == said->values->end()) return fine();
   const Manifest& manifest = *document_->manifest;
   ASSIGN_OR_RETURN(digest, value_digest(manifest, *leaf.blob));
   if (digest == known->second) return fine();

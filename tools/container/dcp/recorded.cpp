@@ -15,6 +15,7 @@ namespace {
 
 constexpr uint64_t kMax = 256u << 20;  // some 500,000 chunks with tiles
 constexpr const char* kName = "lowbit.json";
+constexpr const char* kKind = "xxh3-128";
 
 /// {"name": "digest", ...}
 std::optional<std::map<std::string, std::string>> texts(const nlohmann::json& object) {
@@ -97,6 +98,9 @@ Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   const auto unknown = [&] {
     return bad(what + ": is not laid out as lowbit-ckpt does; remove it to verify without digests");
   };
+  if (j.is_object() && j.value("digest", nlohmann::json(kKind)) != kKind)
+    return bad(what + ": its digests are not of the kind " + kKind +
+               ", which alone is known here; remove it to verify without digests");
   if (!j.is_object() || j.value("version", nlohmann::json()) != 1 || !j.contains("tensors") ||
       !j["tensors"].is_object())
     return unknown();
@@ -109,7 +113,7 @@ Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   if (j.contains("values")) {
     auto values = texts(j["values"]);
     if (!values) return unknown();
-    out->values = std::move(*values);
+    out->values = std::move(values);
   }
   return out;
 }

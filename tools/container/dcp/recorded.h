@@ -23,7 +23,7 @@ struct Recorded {
     std::map<std::string, Tiles> tiles;         // the same; of chunks with more than one cell
   };
   std::map<std::string, Entry> tensors;
-  std::map<std::string, std::string> values;
+  std::optional<std::map<std::string, std::string>> values;  // null: the file says nothing of them
 };
 
 /// The digest of a value's item in a directory, by its bytes.
