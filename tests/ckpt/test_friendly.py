@@ -382,6 +382,52 @@ def test_several_optimizers(tmp_path):
     )
 
 
+def test_the_other_optimizer_is_left_out(tmp_path):
+    """As the error advises. Its place in the list stays, as that of an opaque object does."""
+    states = [optimizer()[1].state_dict() for _ in range(2)]
+    torch.save({"optimizers": states, "w": torch.ones(2)}, tmp_path / "a.pt")
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+    assert "--exclude PATTERN" in run("convert", source, target, "--to", "lowbit", code=3).stderr
+    options = ("--to", "lowbit", "--exclude", "optimizers.0.*")
+    done = run("convert", source, target, *options)
+    said = "warning: optimizers.0: is left out, and None stands at its place in the list\n"
+    assert done.stderr == said
+    first, second = torch.load(target)["optimizers"]
+    assert first is None and "exp_avg_dynamic8" in second["state"][0]
+    # What lies behind all that stays has no place.
+    for more in (("--exclude", "optimizers.1.*"), ("--include", "optimizers.0.*")):
+        done = run("convert", source, target, "--to", "lowbit", "--force", *more)
+        assert done.stderr == "" and len(torch.load(target)["optimizers"]) == 1
+    # Directories keep the place too, for files that are made of them, and so does safetensors.
+    run("convert", source, tmp_path / "d", "--container", "dcp", *options)
+    run("convert", source, tmp_path / "c.safetensors", *options)
+    done = run("reshard", source, tmp_path / "e", "--world-size", 2, "--exclude", "optimizers.0.*")
+    assert done.stderr == said
+    for name in ("d", "c.safetensors", "e"):
+        run("convert", tmp_path / name, target, "--force")
+        first, second = torch.load(target)["optimizers"]
+        assert first is None and len(second["state"]) == 2
+
+
+def test_places_of_lists_that_are_left_out(tmp_path):
+    content = {"l": [[1, torch.ones(2)], (3, [torch.ones(2)], 6), *range(20)], "m": [{"x": 1}, 2]}
+    torch.save(content, tmp_path / "a.pt")
+    source, target = tmp_path / "a.pt", tmp_path / "b.pt"
+
+    def written(*options):
+        done = run("convert", source, target, "--force", *options)
+        return torch.load(target), done.stderr.splitlines()
+
+    got, said = written("--exclude", "l.0.0", "--exclude", "l.1.1.*", "--exclude", "m.*")
+    assert set(got) == {"l"} and got["l"][0][0] is None and got["l"][1] == (3, None, 6)
+    assert len(said) == 2 and got["l"][2:] == list(range(20))
+    got, said = written("--include", "l.21")
+    assert got == {"l": [None] * 21 + [19]}
+    assert len(said) == 6 and said[5] == (
+        "warning: 16 more places of lists are left out, and hold None"
+    )
+
+
 def test_few_open_files(tmp_path):
     """Many ranks where the system allows few open files: it works, and where it cannot,
     nothing is left.

@@ -248,7 +248,8 @@ Status open_source(Conversion& at, const ConvertOptions& options) {
   RETURN_IF_ERROR(check_no_zero_rank(whole, at.source));
   if (at.to != nullptr) RETURN_IF_ERROR(check_megatron_rank(at.source, at.source));
   RETURN_IF_ERROR(check_selection(whole, selection));
-  at.document = std::make_shared<Document>(select(std::move(whole), selection));
+  std::vector<std::string> left_out;
+  at.document = std::make_shared<Document>(select_to_write(std::move(whole), selection, left_out));
   if (!options.optimizer.empty()) at.document->optimizer = options.optimizer;
   at.document->members = options.members;
   if (!options.members.empty() && !is_megatron(*at.document))
@@ -258,6 +259,7 @@ Status open_source(Conversion& at, const ConvertOptions& options) {
     return usage("nothing of " + printable(at.source) + " is selected");
   RETURN_IF_ERROR(check_no_rank_part(*at.document, at.source));
   at.warnings = at.document->manifest->warnings;
+  at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
   for (std::string& line : warn_of_left_behind(*at.document->manifest))
     at.warnings.push_back(std::move(line));
   return at.to == nullptr ? check_common_kept(*at.document, at.source, at.warnings) : fine();

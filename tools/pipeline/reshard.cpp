@@ -46,8 +46,8 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   ASSIGN_OR_RETURN(whole, open_checkpoint(source));
   RETURN_IF_ERROR(check_no_zero_rank(whole, source));
   RETURN_IF_ERROR(check_selection(whole, options.select));
-  Document document = select(std::move(whole), options.select);
-  std::vector<std::string> warnings = document.manifest->warnings;
+  std::vector<std::string> warnings = whole.manifest->warnings;
+  Document document = select_to_write(std::move(whole), options.select, warnings);
   RETURN_IF_ERROR(check_common_kept(document, source, warnings));
   RETURN_IF_ERROR(check_no_rank_part(document, source));
   RETURN_IF_ERROR(check_no_opaque_state(document, false, ContainerKind::kDcp));

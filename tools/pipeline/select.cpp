@@ -1,6 +1,8 @@
 #include "pipeline/select.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "dialect/tree/algorithm.h"
 #include "dialect/tree/optimizer_root.h"
@@ -45,6 +47,67 @@ Document select(Document document, const Selection& selection) {
   if (selection.include.empty() && selection.exclude.empty()) return document;
   std::erase_if(document.leaves,
                 [&](const Leaf& leaf) { return !selected(selection, leaf.name()); });
+  return document;
+}
+
+namespace {
+
+/// Calls `use(i, list, place)` for each path[i] that is the place of a list, with what identifies
+/// the list and the place, until it returns false.
+template <class Use>
+void for_places(const Path& path, const Use& use) {
+  std::string at;
+  for (size_t i = 0; i < path.size(); ++i) {
+    const std::string list = at;
+    at += std::to_string(static_cast<int>(path[i].kind)) + path[i].text() + '\x1f';
+    const bool listed = path[i].kind == Key::Kind::kIndex || path[i].kind == Key::Kind::kTupleIndex;
+    if (listed && !use(i, list, at)) return;
+  }
+}
+
+}  // namespace
+
+Document select_to_write(Document document, const Selection& selection,
+                         std::vector<std::string>& warnings) {
+  if (selection.include.empty() && selection.exclude.empty()) return document;
+  std::map<std::string, int64_t> ends;  // the last place of each list that stays
+  std::set<std::string> places;         // those that hold something
+  for (const Leaf& leaf : document.leaves) {
+    if (!selected(selection, leaf.name())) continue;
+    for_places(leaf.path, [&](size_t i, const std::string& list, const std::string& place) {
+      int64_t& end = ends.try_emplace(list, leaf.path[i].number).first->second;
+      end = std::max(end, leaf.path[i].number);
+      places.insert(place);
+      return true;
+    });
+  }
+  constexpr size_t kShown = 5;
+  size_t empty = 0;
+  std::vector<Leaf> leaves;
+  for (Leaf& leaf : document.leaves) {
+    if (selected(selection, leaf.name())) {
+      leaves.push_back(std::move(leaf));
+      continue;
+    }
+    for_places(leaf.path, [&](size_t i, const std::string& list, const std::string& place) {
+      const auto end = ends.find(list);
+      if (end == ends.end() || leaf.path[i].number > end->second) return false;
+      if (!places.insert(place).second) return true;
+      Leaf none;
+      none.kind = Leaf::Kind::kValue;
+      none.path.assign(leaf.path.begin(), leaf.path.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+      none.value = Value::none();
+      if (empty++ < kShown)
+        warnings.push_back(printable(none.name()) +
+                           ": is left out, and None stands at its place in the list");
+      leaves.push_back(std::move(none));
+      return false;
+    });
+  }
+  if (empty > kShown)
+    warnings.push_back(std::to_string(empty - kShown) +
+                       " more places of lists are left out, and hold None");
+  document.leaves = std::move(leaves);
   return document;
 }
 

@@ -20,6 +20,10 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 
 /// The leaves that are selected.
 Document select(Document document, const Selection& selection);
+/// The same for a target: places of lists before others that stay hold None, with a warning for
+/// each, or for the first of many.
+Document select_to_write(Document document, const Selection& selection,
+                         std::vector<std::string>& warnings);
 
 /// Leaves out objects that only the program that wrote them can make again; a place in a list
 /// stays, as None. Returns a warning for each, or for the first of many. `target`: what is written;
