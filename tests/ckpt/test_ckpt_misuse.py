@@ -168,6 +168,8 @@ def test_options_that_would_do_nothing_are_refused(saved, tmp_path):
         (["--to", "torch", "--block", 256], "in float32"),
         (["--from", "torch"], "--to"),
         (["--lossy"], "--to"),
+        (["--model", saved / "adam.pt"], "--to"),
+        (["--to", "lowbit", "--weights", "bfloat16", "--seed", 3], "bfloat16_stochastic"),
         (["--to", "lowbit", "--container", "torch", "--world-size", 2], "--world-size"),
         (["--to", "lowbit", "--full-precision", "*embed*"], "fits no parameter"),
     ]:
@@ -383,6 +385,25 @@ def test_a_seed_without_rounding(tmp_path, saved):
     assert "--weights" in run(*to, code=2).stderr
 
 
+def test_a_seed_is_a_number_of_64_bits(tmp_path, saved):
+    to = ("convert", saved / "adam.pt", tmp_path / "b.pt", "--weights", "bfloat16_stochastic")
+    for seed in ("99999999999999999999", "18446744073709551616", "-1", "1.5", "0x10", "", "1 "):
+        error = run(*to, "--seed", seed, code=2).stderr
+        assert f"--seed takes a whole number from 0 to 18446744073709551615, not '{seed}'" in error
+    assert not (tmp_path / "b.pt").exists()
+    written = []
+    for seed in ("0", "8", "010", "10", "18446744073709551615"):
+        run(*to, "--seed", seed, "--force")
+        written.append(torch.load(tmp_path / "b.pt")["model"]["0.weight"])
+    assert torch.equal(written[2], written[3]) and not torch.equal(written[1], written[2])
+    assert not torch.equal(written[0], written[4])
+
+
+def test_force_replaces_pages_alone(saved):
+    error = run("inspect", saved / "adam", "--force", code=2).stderr
+    assert "--force replaces FILE of --html" in error
+
+
 def test_a_digest_is_of_what_is_selected(saved):
     all_of, some, others = (
         report("inspect", saved / "adam", "--digest", *more)["digest"]
@@ -502,3 +523,15 @@ def test_a_name_that_is_not_its_path_is_refused(tmp_path):
         done = run(*command, tmp_path / ("d" if len(command) == 1 else "x.pt"), code=3)
         assert "has the path model.4.weight for model.0.weight" in done.stderr
     assert not (tmp_path / "x.pt").exists()
+
+
+@pytest.mark.parametrize("options", [[], ["--bytes"]])
+def test_nothing_is_left_to_compare(saved, tmp_path, options):
+    """As convert and verify say: two files without a common name would be the same."""
+    for name, content in {"a": {"x": torch.ones(2)}, "b": {"y": 3}}.items():
+        torch.save(content, tmp_path / name)
+    for paths in ((tmp_path / "a", tmp_path / "b"), (saved / "adam.pt", saved / "ao.pt")):
+        error = run("diff", *paths, *options, "--exclude", "*", code=2).stderr
+        assert error == f"lowbit-ckpt: nothing of {paths[0]} and {paths[1]} is selected\n"
+    run("diff", tmp_path / "a", tmp_path / "b", *options, "--exclude", "x", code=4)
+    run("diff", saved / "adam.pt", saved / "adam.pt", *options, "--include", "model.*")

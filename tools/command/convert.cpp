@@ -2,13 +2,16 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <charconv>
 #include <cmath>
 #include <map>
+#include <optional>
 #include <tuple>
 
 #include "command/command.h"
 #include "command/options.h"
 #include "command/progress.h"
+#include "io/text.h"
 #include "pipeline/commands.h"
 
 namespace lowbit::ckpt {
@@ -16,6 +19,7 @@ namespace {
 
 struct ConvertArguments {
   std::string source, target;
+  std::optional<std::string> seed;
   int64_t ranks = 0;
   WriteArguments write;
   ReportArguments report;
@@ -65,7 +69,22 @@ void print_states(const Json& report) {
                error_of(worst[i], "max_error"));
 }
 
+/// --seed: a number, where something is rounded by chance.
+Status read_seed(const std::optional<std::string>& given, ConvertOptions& options) {
+  if (!given) return fine();
+  const std::string& text = *given;
+  const char* end = text.data() + text.size();
+  const auto read = std::from_chars(text.data(), end, options.seed);
+  if (read.ec != std::errc() || read.ptr != end)
+    return usage("--seed takes a whole number from 0 to 18446744073709551615, not '" +
+                 printable(text) + "'");
+  if (options.weights.ends_with("_stochastic")) return fine();
+  return usage("--seed is of formats such as --weights bfloat16_stochastic: " +
+               printable(options.weights) + " rounds nothing by chance");
+}
+
 Status run(ConvertArguments& given) {
+  RETURN_IF_ERROR(read_seed(given.seed, given.options));
   WriteOptions& write = given.options.write;
   write.mesh.parts.clear();
   if (given.ranks > 0) write.mesh.parts = {given.ranks};
@@ -172,7 +191,7 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
       ->add_option("--weights", options.weights,
                    "Also round float32 weights: bfloat16, bfloat16_stochastic")
       ->type_name("FORMAT");
-  command->add_option("--seed", options.seed, "Seed of --weights' stochastic rounding")
+  command->add_option("--seed", given->seed, "Seed of --weights' stochastic rounding")
       ->needs("--weights")
       ->type_name("N")
       ->option_text("N");

@@ -93,6 +93,8 @@ Status write_page(const InspectArguments& given, const Json& out) {
 }
 
 Status run(InspectArguments& given) {
+  if (given.force && given.html.empty())
+    return usage("--force replaces FILE of --html, and inspect writes nothing else: give --html");
   ProgressBar bar("reading", given.quiet);
   given.options.progress = bar.function();
   given.options.health = given.options.health || !given.html.empty();

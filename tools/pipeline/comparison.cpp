@@ -53,7 +53,9 @@ bool same_value(const Value& a, const Value& b) {
 
 bool Comparison::wants(const std::vector<std::string>& names) {
   if (!options_.select.include.empty()) met_.insert(met_.end(), names.begin(), names.end());
-  return selected(options_.select, names);
+  const bool is = selected(options_.select, names);
+  wanted_ += is;
+  return is;
 }
 
 void Comparison::differ(const std::string& name, std::string what) {

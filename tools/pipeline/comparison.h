@@ -21,6 +21,10 @@ class Comparison {
 
   /// Whether something of these names is compared at all.
   bool wants(const std::vector<std::string>& names);
+  /// Whether there are patterns, and nothing that they leave to be compared.
+  bool nothing_wanted() const {
+    return wanted_ == 0 && !(options_.select.include.empty() && options_.select.exclude.empty());
+  }
   /// An error where a pattern fits nothing that there was.
   Status check_patterns() const { return check_selection(met_, options_.select); }
 
@@ -58,6 +62,7 @@ class Comparison {
   std::vector<std::string> met_;  // names, for patterns to fit
   std::vector<std::string> skipped_;
   uint64_t total_, done_ = 0;
+  uint64_t wanted_ = 0;  // how often something was
   Json out_ = Json::array();
 };
 

@@ -125,6 +125,10 @@ Status check_options(const ConvertOptions& options, const Dialect* from, const D
   if (options.container == container_name(ContainerKind::kUniversal)) return fine();  // torch's
   if (!options.optimizer.empty())
     return usage("--optimizer says which optimizer --to converts; say to what");
+  if (!options.model.empty() && options.weights.empty())
+    return usage(
+        "--model tells the parameters' shapes or names of the optimizer that --to converts; say to "
+        "what");
   if (!options.members.empty())
     return usage(
         "--group says what is in the groups of the optimizer that --to converts; say to what");

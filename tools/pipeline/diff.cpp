@@ -404,6 +404,8 @@ Result<Json> diff(const std::string& first, const std::string& second, const Dif
     RETURN_IF_ERROR(compare_leaves(comparison, a, a.leaves, b, b.leaves, options.bytes));
   }
   RETURN_IF_ERROR(comparison.check_patterns());
+  if (comparison.nothing_wanted() && !(a.leaves.empty() && b.leaves.empty()))
+    return usage("nothing of " + printable(first) + " and " + printable(second) + " is selected");
   RETURN_IF_ERROR(a.finish());
   RETURN_IF_ERROR(b.finish());
   out["opaque"] = comparison.skipped();
