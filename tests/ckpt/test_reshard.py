@@ -318,6 +318,20 @@ def test_interrupted(tmp_path, number):
     assert os.listdir(tmp_path) == ["a"]
 
 
+def test_an_interrupted_part_says_what_it_leaves(tmp_path):
+    big(tmp_path / "a", 64)
+    process = stopped(tmp_path, "--part", "0/1")
+    process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
+    error = process.communicate()[1]
+    pieces = tmp_path / ".b.partial-pieces"
+    assert process.returncode == 1 and f"interrupted; what parts wrote lies in {pieces}" in error
+    assert "nothing was left" not in error and pieces.is_dir()
+    run("reshard", tmp_path / "a", tmp_path / "b", "--world-size", 3, "--part", "0/1")
+    run("verify", tmp_path / "b")
+    assert sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
 def test_killed_at_any_moment(tmp_path):
     big(tmp_path / "a", 24)
     before = {f.name: f.read_bytes() for f in (tmp_path / "a").iterdir()}

@@ -52,6 +52,8 @@ class DcpWriter {
   /// One chunk of a tensor subclass that is not an item of the source.
   Status write_subclass(size_t i, size_t c);
   Status count(uint64_t bytes);
+  /// The error of a run that is told to stop, with what it leaves.
+  Error stopped() const;
 
   // Parts:
   /// The part that writes each file; neighbours go together, since they share rows of the source.
@@ -75,6 +77,7 @@ class DcpWriter {
   std::map<std::pair<const Dtype*, Shape>, uint64_t> lengths_;
   std::vector<std::shared_ptr<OutputFile>> files_;  // null: another part writes it
   uint64_t values_end_ = 0;
+  std::string pieces_;  // the folder that parts share, once it is there
   WriteReport report_;
   std::mutex progress_lock_;
   uint64_t done_ = 0, total_ = 0;

@@ -37,7 +37,7 @@ Status DcpWriter::write_values(std::shared_ptr<OutputFile> file) {
     }
     to_.blobs.push_back({leaf.name(), leaf.path, {0, 0, start, out.position() - start}, {}});
     value_digests_.push_back(std::move(digest));
-    if (!options_.progress(0, total_)) return interrupted();
+    if (!options_.progress(0, total_)) return stopped();
   }
   values_end_ = out.position();
   return out.flush();
@@ -152,10 +152,16 @@ Status DcpWriter::write_subclass(size_t i, size_t c) {
   return count(volume(chunk.shape) * static_cast<uint64_t>(leaf_of_[i]->dtype->bytes));
 }
 
+Error DcpWriter::stopped() const {
+  if (pieces_.empty()) return interrupted();
+  return failed("interrupted; what parts wrote lies in " + printable(pieces_) +
+                ": run this part again, or remove that folder");
+}
+
 Status DcpWriter::count(uint64_t bytes) {
   const std::lock_guard held(progress_lock_);
   done_ = std::min(total_, done_ + bytes);
-  return options_.progress(done_, total_) ? fine() : Status(interrupted());
+  return options_.progress(done_, total_) ? fine() : Status(stopped());
 }
 
 }  // namespace lowbit::ckpt

@@ -127,6 +127,7 @@ Result<WriteReport> DcpWriter::write_part(const std::string& path) {
   place_items();
   ASSIGN_OR_RETURN(plan, plan_text());
   ASSIGN_OR_RETURN(folder, SharedDirectory::open(path, plan, from_.sources()));
+  pieces_ = folder->path();
   ASSIGN_OR_RETURN(done, folder->part(part.number));
   if (!done && !folder->published()) {
     const std::vector<uint64_t> owner = owners();

@@ -34,6 +34,8 @@ class SharedDirectory {
   ~SharedDirectory();
   SharedDirectory(const SharedDirectory&) = delete;
   SharedDirectory& operator=(const SharedDirectory&) = delete;
+  /// The folder that parts share.
+  const std::string& path() const { return folder_; }
   /// Whether the target has its name already.
   bool published() const { return published_; }
   /// What a part said; nothing where it is not complete, or where all are and another part has
