@@ -111,8 +111,8 @@ def accumulate(
             None (default) sends every addend to its rank at once. The result is the same.
 
     Raises:
-        ValueError: FSDP1 with hooks; a parameter that already has an accumulator or is stepped in
-            the backward pass; or an argument out of range.
+        ValueError: FSDP1 or composable DDP (`replicate`) with hooks; a parameter that already has
+            an accumulator or is stepped in the backward pass; or an argument out of range.
         RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the
             model after this call; or if a DDP backward pass runs outside `micro`.
     """

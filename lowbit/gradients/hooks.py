@@ -52,8 +52,10 @@ def check_model(model: nn.Module, what: str) -> None:
 
     Raises:
         ValueError: a DistributedDataParallel is nested in the model: the hooks must know of its
-            reducer.
+            reducer. Or the model is under composable DDP, whose reducer they cannot know.
     """
+    if sharding.is_replicated(model):
+        raise ValueError(_replicated(model, what))
     for p, record in sharding.offloaded(model):
         offloaded[p] = weakref.ref(record)
     if not sharding.is_ddp(model) and any(sharding.is_ddp(m) for m in model.modules()):
@@ -61,6 +63,15 @@ def check_model(model: nn.Module, what: str) -> None:
             f"this {type(model).__name__} contains a DistributedDataParallel; call {what} on that "
             "module itself"
         )
+
+
+def _replicated(model: nn.Module, what: str) -> str:
+    """What to do about a model under composable DDP."""
+    return (
+        f"torch.distributed._composable.replicate reduces gradients of this {type(model).__name__} "
+        f"after the hooks of {what} have used them, so each rank would train alone; wrap it in "
+        "DistributedDataParallel or fully_shard instead"
+    )
 
 
 def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
@@ -118,6 +129,8 @@ def check_place(
     """
     if frozen and torch.is_grad_enabled():  # validation may continue
         check_frozen(frozen)
+    if sharding.is_replicated(model):
+        raise RuntimeError(_replicated(model, what))
     if sharding.inside_ddp(model):
         raise RuntimeError(
             f"{what} was called on a module inside DistributedDataParallel, whose reducer would "

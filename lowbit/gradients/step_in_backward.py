@@ -83,11 +83,11 @@ def step_in_backward(
 
     Raises:
         TypeError: the optimizer belongs to another library.
-        ValueError: FSDP1, whose hooks never run or run before the reduction; a parameter that is
-            already stepped in the backward pass; an optimizer without a parameter of the model; a
-            scaler with sharded experts; a negative max_norm; a norm_type that is not positive;
-            overlap under DistributedDataParallel, whose reducer ends with the backward pass; or
-            a `waiting` that is not a size, or without overlap.
+        ValueError: FSDP1 or composable DDP (`replicate`), whose hooks never run or run before the
+            reduction; a parameter that is already stepped in the backward pass; an optimizer
+            without a parameter of the model; a scaler with sharded experts; a negative max_norm; a
+            norm_type that is not positive; overlap under DistributedDataParallel, whose reducer
+            ends with the backward pass; or a `waiting` that is not a size, or without overlap.
         RuntimeError: in the backward pass, where a parameter's gradient comes in two parts, of
             which the first was used already: a weight that is used twice under
             `checkpoint(use_reentrant=True)`, or a second backward pass without `hold`.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import torch
@@ -20,6 +21,23 @@ def inside_ddp(module: Any) -> bool:
     return around is not None and around is not module and module in around.modules()
 
 
+def is_replicated(module: Any) -> bool:
+    """Whether composable DDP (torch.distributed._composable.replicate) reduces gradients of a
+    module: it was called on a part of the module, or on one around it whose forward pass runs.
+    """
+    imported = sys.modules.get("torch.distributed._composable.replicate")
+    kind = getattr(imported, "DDP", None)  # it becomes a base of the module's class
+    if kind is None:
+        return False
+    if any(isinstance(part, kind) for part in module.modules()):
+        return True
+    around = getattr(torch.nn.parallel.DistributedDataParallel, "_active_ddp_module", None)
+    if around is None or not isinstance(around.module, torch.nn.ParameterList):
+        return False
+    reduced = {id(p) for p in around.parameters()}  # it holds parameters and no modules
+    return any(id(p) in reduced for p in module.parameters())
+
+
 def is_fully_sharded(module: Any) -> bool:
     """Whether fully_shard (FSDP2) was called on any part of a module."""
     return any(is_fsdp_module(part) for part in module.modules())
@@ -27,7 +45,7 @@ def is_fully_sharded(module: Any) -> bool:
 
 def is_fsdp_module(part: Any) -> bool:
     """Whether fully_shard (FSDP2) was called on a module itself."""
-    # Composable DDP (torch.distributed._composable.replicate) has the first alone.
+    # Composable DDP has the first alone; replicate_with_fsdp has both, and is FSDP2.
     return hasattr(part, "set_requires_gradient_sync") and hasattr(part, "reshard")
 
 

@@ -1,0 +1,93 @@
+"""What a rank does in test_reducers.py: hooks on gradients beside reducers that are not torch's
+DistributedDataParallel as usual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed._composable import replicate
+from torch.nn.parallel import DistributedDataParallel
+
+import lowbit
+
+X = torch.ones(2, 8)
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+
+
+def released(model: nn.Module, **options: Any) -> Any:
+    opt = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+    return lowbit.step_in_backward(model, opt, **options)
+
+
+USES: dict[str, Callable[[nn.Module], Any]] = {
+    "steps": released,
+    "steps beside": lambda model: released(model, overlap=True),
+    "sums": lambda model: lowbit.accumulate(model, average=2),
+    "exact": lambda model: lowbit.accumulate(model, rounding="exact", average=2),
+}
+
+
+def said(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except (RuntimeError, ValueError) as error:
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def under_replicate(use: str, when: str) -> str:
+    """What is said of composable DDP on the model or near it, before or after the hooks."""
+    model = layers()
+    if when == "the model":
+        replicate(model)
+        return said(lambda: USES[use](model))
+    if when == "a part":
+        replicate(model[0])
+        return said(lambda: USES[use](model))
+    if when == "later":
+        USES[use](model)
+        replicate(model)
+        return said(lambda: model(X))
+    replicate(model)
+    USES[use](model[0])
+    return said(lambda: model(X))
+
+
+def with_fsdp(use: str) -> bool:
+    """Whether training under replicate_with_fsdp, a kind of FSDP2, leaves the weights of ordinary
+    steps on the mean of both ranks' gradients.
+    """
+    from torch.distributed._composable.replicate_with_fsdp import replicate as replicate_with_fsdp
+
+    model, plain = layers(), DistributedDataParallel(layers())
+    replicate_with_fsdp(model)
+    opt = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+    ordinary = lowbit.AdamW(plain.module.named_parameters(), lr=1e-2)
+    accumulator = None
+    if use == "steps":
+        lowbit.step_in_backward(model, opt)
+    else:
+        accumulator = lowbit.accumulate(model, dtype="float32")
+    x = X * (1 + dist.get_rank())
+    for _ in range(2):
+        if accumulator is None:
+            model(x).square().mean().backward()
+        else:
+            with accumulator.micro(last=True):
+                model(x).square().mean().backward()
+        opt.step()
+        opt.zero_grad()
+        plain(x).square().mean().backward()
+        ordinary.step()
+        ordinary.zero_grad()
+    pairs = zip(model.parameters(), plain.module.parameters(), strict=True)
+    return all(torch.equal(p.full_tensor(), q) for p, q in pairs)

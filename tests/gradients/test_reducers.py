@@ -1,0 +1,28 @@
+"""Hooks on gradients beside reducers of which they cannot know are refused: without that each rank
+would step alone, and nothing would say so.
+"""
+
+import importlib.util
+
+import pytest
+
+from tests.gradients import reducers_worker
+
+pytestmark = pytest.mark.slow
+
+FSDP = "torch.distributed._composable.replicate_with_fsdp"
+
+
+@pytest.mark.parametrize("use", ["steps", "steps beside", "sums", "exact"])
+def test_composable_ddp_is_refused(pool, use):
+    for when in ("the model", "a part", "later", "around"):
+        [said] = pool.run(1, reducers_worker.under_replicate, use, when)
+        kind = "RuntimeError" if when in ("later", "around") else "ValueError"
+        assert said.startswith(f"{kind}: torch.distributed._composable.replicate"), (when, said)
+        assert "wrap it in DistributedDataParallel or fully_shard instead" in said
+
+
+@pytest.mark.skipif(importlib.util.find_spec(FSDP) is None, reason="torch has no such module")
+@pytest.mark.parametrize("use", ["steps", "sums"])
+def test_replicate_with_fsdp_is_served(pool, use):
+    assert pool.run(2, reducers_worker.with_fsdp, use) == [True, True]
