@@ -112,7 +112,8 @@ def accumulate(
 
     Raises:
         ValueError: FSDP1 or composable DDP (`replicate`) with hooks; a parameter that already has
-            an accumulator or is stepped in the backward pass; or an argument out of range.
+            an accumulator, is stepped in the backward pass, or is one of DDP's
+            `delay_all_reduce_named_params`; or an argument out of range.
         RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the
             model after this call; or if a DDP backward pass runs outside `micro`.
     """

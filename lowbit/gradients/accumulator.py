@@ -50,6 +50,7 @@ class Accumulator:
                 self._params[p] = HeldGradient(p, name, i)
             else:
                 self._frozen[name] = p
+        places.check_buckets(model, self._params)
         for q in self._params:
             self._attach(q, hooks)
         self._check_place = functools.partial(

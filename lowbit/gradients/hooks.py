@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lowbit import sharding
+from lowbit.state.settings import some
 
 accumulators: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its Accumulator
 steppers: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its InBackward
@@ -72,6 +73,22 @@ def _replicated(model: nn.Module, what: str) -> str:
         f"after the hooks of {what} have used them, so each rank would train alone; wrap it in "
         "DistributedDataParallel or fully_shard instead"
     )
+
+
+def check_buckets(model: Any, params: Mapping[Tensor, Any]) -> None:
+    """Raises ValueError if DDP reduces a parameter outside its buckets. It reduces a buffer that
+    holds the gradient, from which an accumulator would take the gradient away.
+    """
+    if not sharding.is_ddp(model):
+        return
+    delayed = {id(p) for p in getattr(model, "_delay_all_reduce_params", ())}
+    names = [name for name, p in model.named_parameters() if id(p) in delayed and p in params]
+    if names:
+        raise ValueError(
+            f"{some(names)}: lowbit.accumulate does not support delay_all_reduce_named_params of "
+            "DistributedDataParallel, which reduces these parameters apart from its buckets; leave "
+            "that option out, or add up in p.grad under the module's no_sync()"
+        )
 
 
 def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:

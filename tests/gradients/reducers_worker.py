@@ -91,3 +91,15 @@ def with_fsdp(use: str) -> bool:
         ordinary.zero_grad()
     pairs = zip(model.parameters(), plain.module.parameters(), strict=True)
     return all(torch.equal(p.full_tensor(), q) for p, q in pairs)
+
+
+def delayed(use: str) -> str:
+    """What is said where DDP reduces a layer apart from its buckets."""
+    model = layers()
+    late = [(f"1.{name}", p) for name, p in model[1].named_parameters()]
+    ddp = DistributedDataParallel(
+        model, delay_all_reduce_named_params=late, param_to_hook_all_reduce=model[0].weight
+    )
+    if use == "added":
+        return said(lambda: lowbit.accumulate(ddp, hooks=False))
+    return said(lambda: USES[use](ddp))

@@ -26,3 +26,10 @@ def test_composable_ddp_is_refused(pool, use):
 @pytest.mark.parametrize("use", ["steps", "sums"])
 def test_replicate_with_fsdp_is_served(pool, use):
     assert pool.run(2, reducers_worker.with_fsdp, use) == [True, True]
+
+
+def test_parameters_that_ddp_reduces_late_are_stepped_and_not_added_up(pool):
+    for use in ("sums", "exact", "added"):
+        [said] = pool.run(1, reducers_worker.delayed, use)
+        assert "'module.1.weight', 'module.1.bias': lowbit.accumulate does not support" in said
+    assert pool.run(1, reducers_worker.delayed, "steps") == [""]
