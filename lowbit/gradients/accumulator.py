@@ -35,6 +35,9 @@ class Accumulator:
         self.model, self.dtype, self.format, self.scale = model, dtype, format, scale
         # Without hooks, DDP's gradients need no special care.
         self._ddp = hooks and sharding.is_ddp(model)
+        # Whether a gradient may lie in a bucket of DDP, which the next pass overwrites: without
+        # hooks too, and where DDP is around a part of the model.
+        self._in_buckets = sharding.has_bucket_views(model)
         self._fsdp2 = sharding.is_fully_sharded(model)
         self.seed = seed ^ (sharding.rank() << 32) if self._ddp else seed
         self._params: dict[Tensor, HeldGradient] = {}
@@ -168,14 +171,10 @@ class Accumulator:
             if p.grad is None or held.buffer is not None:
                 continue
             grad = sharding.dense_gradient(p).detach().contiguous()
-            held.buffer = grad.to(self.dtype, copy=self._in_bucket(grad))
+            held.buffer = grad.to(self.dtype, copy=self._in_buckets)
             if ops.param_format(self.format)["compensation"]:
                 held.compensation = [torch.zeros_like(held.buffer)]
             p.grad = None
-
-    def _in_bucket(self, grad: Tensor) -> bool:
-        """Whether a gradient lies in a DDP bucket, which the next pass overwrites."""
-        return self._ddp and grad.untyped_storage().nbytes() > grad.numel() * grad.element_size()
 
     def _reduce_left(self) -> None:
         """Reduces, under DDP, sums without a gradient in the last micro-batch;
@@ -312,7 +311,7 @@ class Accumulator:
                 if ops.param_format(self.format)["compensation"]:
                     held.compensation = [torch.zeros_like(grad, dtype=torch.bfloat16)]
                 if self.scale == 1.0 and grad.dtype == self.dtype:  # the gradient itself is the sum
-                    held.buffer = grad.clone() if self._in_bucket(grad) else grad
+                    held.buffer = grad.clone() if self._in_buckets else grad
                     held.added += 1
                     continue
                 held.buffer = torch.zeros_like(grad, dtype=self.dtype)

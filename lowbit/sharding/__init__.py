@@ -53,6 +53,7 @@ from lowbit.sharding.tensor import (
     whole,
 )
 from lowbit.sharding.wrapper import (
+    has_bucket_views,
     inside_ddp,
     is_ddp,
     is_fsdp_module,
@@ -104,6 +105,7 @@ __all__ = [
     "gather",
     "gathered_objects",
     "gradient",
+    "has_bucket_views",
     "homes",
     "hook_buckets",
     "hook_flat_gradients",

@@ -38,6 +38,13 @@ def is_replicated(module: Any) -> bool:
     return any(id(p) in reduced for p in module.parameters())
 
 
+def has_bucket_views(module: Any) -> bool:
+    """Whether DDP may leave gradients of a module in its buckets (gradient_as_bucket_view)."""
+    return is_replicated(module) or any(
+        is_ddp(part) and part.gradient_as_bucket_view for part in module.modules()
+    )
+
+
 def is_fully_sharded(module: Any) -> bool:
     """Whether fully_shard (FSDP2) was called on any part of a module."""
     return any(is_fsdp_module(part) for part in module.modules())

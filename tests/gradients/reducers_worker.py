@@ -103,3 +103,23 @@ def delayed(use: str) -> str:
     if use == "added":
         return said(lambda: lowbit.accumulate(ddp, hooks=False))
     return said(lambda: USES[use](ddp))
+
+
+def added_in_views(buckets: float) -> bool:
+    """Whether `add()` sums what torch sums, where gradients are views of buckets of so many MB."""
+    made = []
+    for adds in (True, False):
+        ddp = DistributedDataParallel(
+            layers(), gradient_as_bucket_view=True, bucket_cap_mb=buckets, broadcast_buffers=False
+        )
+        sums = lowbit.accumulate(ddp, dtype="float32", hooks=False) if adds else None
+        for step in range(2):  # torch makes its buckets anew after the first pass
+            ddp.zero_grad()
+            for i in range(3):
+                ddp(X * (1 + i + step)).square().mean().backward()
+                if sums is not None:
+                    sums.add()
+            if sums is not None:
+                sums.finish()
+        made.append([p.grad for p in ddp.parameters()])
+    return all(torch.allclose(a, b, rtol=1e-5) for a, b in zip(*made, strict=True))
