@@ -220,7 +220,14 @@ def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
                 return done(flat)
             return done(current[0](bucket))
 
-        model.register_comm_hook(None, call)
+        try:
+            model.register_comm_hook(None, call)
+        except RuntimeError as error:  # torch: it "can only be called once"
+            raise RuntimeError(
+                'rounding="exact" needs the communication hook of DistributedDataParallel for '
+                "itself, and this module has one already: leave out register_comm_hook, or wrap "
+                "the module again without it"
+            ) from error
         model._lowbit_bucket_hook = current
     current[0] = hook
 

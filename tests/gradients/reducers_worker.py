@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed._composable import replicate
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 import lowbit
@@ -103,6 +104,13 @@ def delayed(use: str) -> str:
     if use == "added":
         return said(lambda: lowbit.accumulate(ddp, hooks=False))
     return said(lambda: USES[use](ddp))
+
+
+def hooked() -> str:
+    """What exact means say of a DDP that has a communication hook."""
+    ddp = DistributedDataParallel(layers())
+    ddp.register_comm_hook(None, default_hooks.allreduce_hook)
+    return said(lambda: USES["exact"](ddp))
 
 
 def added_in_views(buckets: float) -> bool:

@@ -35,6 +35,11 @@ def test_parameters_that_ddp_reduces_late_are_stepped_and_not_added_up(pool):
     assert pool.run(1, reducers_worker.delayed, "steps") == [""]
 
 
+def test_exact_means_need_the_communication_hook(pool):
+    [said] = pool.run(1, reducers_worker.hooked)
+    assert "needs the communication hook of DistributedDataParallel for itself" in said
+
+
 def test_gradients_in_buckets_are_copied_before_the_next_pass(pool):
     for buckets in (25, 1e-5):  # one for all, and one for each parameter
         assert pool.run(1, reducers_worker.added_in_views, buckets) == [True]
