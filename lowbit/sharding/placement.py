@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lowbit.sharding.flat_shard import FlatShard, is_flat
 from lowbit.sharding.part import Part
-from lowbit.sharding.tensor import is_dtensor
+from lowbit.sharding.tensor import check_on_mesh, is_dtensor
 
 
 def part(p: Any, what: str) -> Part:
@@ -36,6 +36,7 @@ def part(p: Any, what: str) -> Part:
         )
     if not is_dtensor(p):
         return Part(shape, shape, (0,) * len(shape))
+    check_on_mesh(p, what)
     for placement in p.placements:
         if placement.is_partial():
             raise ValueError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor
 
+from lowbit.sharding.collective import rank
 from lowbit.sharding.flat_shard import FlatShard, flats, is_flat
 
 if TYPE_CHECKING:
@@ -27,6 +28,17 @@ def is_dtensor(t: Any) -> TypeGuard[DTensor]:
 def is_sharded(t: Any) -> bool:
     """Whether t is a DTensor, replicated or sharded, or a flat shard."""
     return isinstance(t, FlatShard) or is_dtensor(t)
+
+
+def check_on_mesh(t: Any, what: str) -> None:
+    """Raises ValueError if t is a DTensor of a mesh that this rank is not part of."""
+    if is_dtensor(t) and t.device_mesh.get_coordinate() is None:
+        ranks = t.device_mesh.mesh.flatten().tolist()
+        more = f" and {len(ranks) - 8} more" if len(ranks) > 8 else ""
+        raise ValueError(
+            f"{what} lies on a mesh of ranks {ranks[:8]}{more}, and rank {rank()} is not one of "
+            "them: leave it out of this rank's optimizer, and of what this rank clips"
+        )
 
 
 def local(t: Any) -> Tensor:
@@ -122,7 +134,7 @@ def process_groups(t: Tensor) -> tuple[Any, ...]:
     shards it; none where it is whole here.
 
     Raises:
-        ValueError: t is a flat shard of FSDP1 that was not bound.
+        ValueError: t is a flat shard of FSDP1 that was not bound, or a DTensor of other ranks.
     """
     flat = flats.get(t)
     if flat is not None:
@@ -135,8 +147,11 @@ def process_groups(t: Tensor) -> tuple[Any, ...]:
         )
     if not is_dtensor(t):
         return ()
-    return tuple(
-        t.device_mesh.get_group(i)
+    cut = [
+        i
         for i, placement in enumerate(t.placements)
         if hasattr(placement, "dim") and t.device_mesh.size(i) > 1
-    )
+    ]
+    if cut:
+        check_on_mesh(t, "a parameter")
+    return tuple(map(t.device_mesh.get_group, cut))

@@ -19,9 +19,9 @@ from torch.distributed.checkpoint.state_dict import (
     set_model_state_dict,
     set_optimizer_state_dict,
 )
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
-from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import lowbit
 from lowbit import ops
@@ -180,4 +180,36 @@ def run_checkpoint(mode: str, ranks: int, path: pathlib.Path, save: bool) -> dic
             set_grads(model, step)
             opt.step()
         out[kind + ", five more steps"] = digest(model, opt)
+    return out
+
+
+def other_ranks() -> dict[str, str]:
+    """What is said of parameters on meshes of some of three ranks, all of them in one optimizer."""
+    meshes = {"first": DeviceMesh("cpu", [0, 1]), "last": DeviceMesh("cpu", [2])}
+    out = {}
+    for what, placement in (("cut", Shard(0)), ("whole", Replicate())):
+        params = {
+            name: nn.Parameter(distribute_tensor(torch.ones(64, 128), mesh, [placement]))
+            for name, mesh in meshes.items()
+        }
+        own = {"last" if dist.get_rank() == 2 else "first"}
+        mine = [(name, p) for name, p in params.items() if name in own]
+        for _, p in mine:
+            p.grad = distribute_tensor(torch.ones(64, 128), p.device_mesh, [placement])
+
+        def stepped(make, named) -> str:
+            try:
+                make(named).step()
+            except ValueError as error:
+                return str(error)
+            return "stepped"
+
+        out[f"AdamW, {what}"] = stepped(lowbit.AdamW, params.items())
+        out[f"Muon, {what}"] = stepped(lowbit.Muon, params.items())
+        out[f"own, {what}"] = stepped(lowbit.AdamW, mine)
+        try:
+            lowbit.clip_grad_norm_(params.values(), 1.0)
+            out[f"clipped, {what}"] = "stepped"
+        except ValueError as error:
+            out[f"clipped, {what}"] = str(error)
     return out

@@ -49,6 +49,17 @@ def test_checkpoints_cross_between_shardings(pool, tmp_path):
     assert run(3) == run(2) == first
 
 
+def test_parameters_of_other_ranks_are_refused_by_name(pool):
+    for rank, said in enumerate(pool.run(3, distributed_worker.other_ranks)):
+        there, name = ([2], "last") if rank < 2 else ([0, 1], "first")
+        lies = f"lies on a mesh of ranks {there}, and rank {rank} is not one of them: leave it out"
+        for placement in ("cut", "whole"):
+            assert said[f"AdamW, {placement}"].startswith(f"parameter '{name}' {lies}")
+            assert said[f"Muon, {placement}"].startswith(f"parameter '{name}' {lies}")
+            assert said[f"own, {placement}"] == "stepped"
+        assert said["clipped, cut"].startswith("stepped" if rank < 2 else f"a parameter {lies}")
+
+
 # What one rank shows; more wrappers are in test_wrappers.py.
 
 
