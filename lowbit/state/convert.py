@@ -22,6 +22,7 @@ from lowbit.state.saved import (
     find_saved,
     find_source,
     in_other_blocks,
+    is_own_key,
     of_other_programs,
     unknown,
     with_known_names,
@@ -59,7 +60,8 @@ def convert_state(
         writes to live tensors that fit.
 
     Raises:
-        ValueError: a moment is missing, or its layout is unknown.
+        ValueError: a moment or an entry of a flattened state dict is missing, or the layout of a
+            moment is unknown.
     """
     # What torch makes of entries that a flattened state dict lacks.
     absent = [name for name, value in saved.items() if isinstance(value, Mapping) and not value]
@@ -69,6 +71,14 @@ def convert_state(
             "was added or renamed since. Load it into the model that it was saved from, or add "
             "entries for this parameter: those that get_optimizer_state_dict returns "
             "for a new optimizer are fresh state"
+        )
+    lacking = [name for name in absent if is_own_key(name)]
+    if lacking:
+        raise ValueError(
+            f"the state dict has no {some(lacking)} for state[{key!r}]: it seems to be of another "
+            "state_format, and torch takes from a flattened state dict only the entries that this "
+            "optimizer has. Save it to a file, and call lowbit.load_optimizer(opt, path, "
+            "model=model), which converts it"
         )
     saved = with_known_names(p, lay, saved)
     step = saved.get("step", None)

@@ -283,12 +283,16 @@ def of_other_programs(saved: Mapping[str, Any]) -> dict[str, Any]:
     """
     if "stream" not in saved:
         return {}
-    own = _own_keys()
     return {
         key: value
         for key, value in saved.items()
-        if not own.fullmatch(str(key)) and not isinstance(value, LazyTensor)
+        if not is_own_key(key) and not isinstance(value, LazyTensor)
     }
+
+
+def is_own_key(key: Any) -> bool:
+    """Whether lowbit's state of some rule and format has such a key."""
+    return _own_keys().fullmatch(str(key)) is not None
 
 
 @functools.cache

@@ -1,4 +1,6 @@
-"""A flattened state dict that lacks a parameter, which torch turns into empty entries."""
+"""A flattened state dict that lacks a parameter, or is of another format: torch makes empty entries
+of what it lacks.
+"""
 
 import pytest
 import torch
@@ -14,10 +16,10 @@ import lowbit
 FLAT = StateDictOptions(flatten_optimizer_state_dict=True)
 
 
-def trained():
+def trained(state_format="8bit"):
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(128, 256), nn.GELU(), nn.Linear(256, 64)).bfloat16()
-    opt = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+    opt = lowbit.AdamW(model.named_parameters(), lr=1e-2, state_format=state_format)
     model(torch.randn(8, 128).bfloat16()).float().square().mean().backward()
     opt.step()
     opt.zero_grad()
@@ -44,3 +46,21 @@ def test_its_advice_works():
     set_optimizer_state_dict(model, opt, mixed, options=FLAT)
     assert opt.state_of(model[2].weight)["step"] == 0
     assert opt.state_of(model[0].weight)["step"] == 1
+
+
+@pytest.mark.parametrize("state_format", ["4bit", "float32"])
+def test_another_format_is_said_and_the_advice_works(ckpt, tmp_path, state_format):
+    saved = get_optimizer_state_dict(*trained(state_format), options=FLAT)
+    model, opt = trained()
+    before = {key: t.clone() for key, t in opt.state[model[0].weight].items()}
+    said = r"has no .*'exp_avg_dynamic8'.* for state\['0.weight'\]: .* another state_format"
+    with pytest.raises(ValueError, match=f"{said}.*lowbit.load_optimizer"):
+        set_optimizer_state_dict(model, opt, saved, options=FLAT)
+    after = opt.state[model[0].weight]
+    assert all(torch.equal(t, after[key]) for key, t in before.items())
+
+    torch.save(saved, tmp_path / "optim.pt")
+    fresh = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+    lowbit.load_optimizer(fresh, tmp_path / "optim.pt", model=model)
+    scale = fresh.state[model[0].weight]["exp_avg_dynamic8_scale"]
+    assert torch.allclose(scale, before["exp_avg_dynamic8_scale"], rtol=0.2)  # the same training
