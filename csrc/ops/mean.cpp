@@ -49,17 +49,13 @@ int checked_width(const char* op, int64_t terms) {
 }
 
 /// The addends of sum i, n elements each.
-void read_addends(const char* op, size_t i, const Tensor& addends, int64_t n, int64_t terms,
-                  MeanSum& sum) {
+void read_addends(const char* op, size_t i, const Tensor& addends, int64_t n, MeanSum& sum) {
   sum.addend_format =
       addends.scalar_type() == ScalarType::Long ? MeanSum::kWords : grad_format(addends);
   STD_TORCH_CHECK(sum.addend_format >= 0 || addends.scalar_type() == ScalarType::Long, op,
                   ": addends ", i, " must be float32, bfloat16 or float16, or int64 words of sums");
   STD_TORCH_CHECK(addends.dim() == 2 && addends.size(1) == n && (n <= 1 || addends.stride(1) == 1),
                   op, ": addends ", i, " must be [rows, ", n, "], each row contiguous");
-  STD_TORCH_CHECK(sum.addend_format == MeanSum::kWords || addends.size(0) <= terms, op,
-                  ": addends ", i, " have ", addends.size(0), " rows, and the sum has room for ",
-                  terms);
   sum.n = n, sum.rows = addends.size(0), sum.stride = addends.stride(0);
   sum.addends = addends.const_data_ptr();
 }
@@ -81,7 +77,7 @@ void mean_add(Tensors words, Tensors addends, int64_t terms) {
     sum.width = checked_width(op, terms);
     const Device device(addends[i]);
     read_words(op, i, words[i], words[i].numel(), device);
-    read_addends(op, i, addends[i], words[i].numel(), terms, sum);
+    read_addends(op, i, addends[i], words[i].numel(), sum);
     sum.words = reinterpret_cast<uint64_t*>(words[i].mutable_data_ptr<int64_t>());
     by_device[device.cpu ? -1 : device.index].push_back(sum);
   }
@@ -108,7 +104,7 @@ void mean_of(Tensors words, Tensors addends, Tensors means, int64_t terms, int64
     sum.n = n;
     if (!addends.empty()) {
       STD_TORCH_CHECK(device.has(addends[i]), op, ": addends ", i, " must be on ", device.name());
-      read_addends(op, i, addends[i], n, terms, sum);
+      read_addends(op, i, addends[i], n, sum);
     }
     if (!words.empty()) {
       read_words(op, i, words[i], n, device);
