@@ -130,6 +130,8 @@ def without_filled_in(
     Raises:
         ValueError: a moment was saved in two formats, or only rank 0 has the one that was saved.
     """
+    if is_lazy(saved):  # a checkpoint may offer codes, and values of them
+        return saved
     dropped: set[str] = set()
     moments = list(_own_moments(lay))
     here = {name for own in moments for name in own.keys}
