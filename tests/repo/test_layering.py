@@ -157,6 +157,13 @@ TEXTS = [
         ["lowbit/ops"],
     ),
     (
+        "operators and their threads keep the floating-point environment",
+        ["csrc/ops"],
+        r"TORCH_BOX\(|stable::parallel_for",
+        'm.impl("step", TORCH_BOX(&lowbit::step));',
+        ["csrc/ops/ops.h"],
+    ),
+    (
         "only lowbit/sharding and the storage of checkpoints know torch.distributed",
         ["lowbit"],
         r"import .*torch\.distributed|from torch\.distributed",
