@@ -15,7 +15,7 @@ from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.slot import Slot, StateTensor
-from lowbit.state.torch_functions import broadcasts
+from lowbit.state.torch_functions import broadcasts, fills_in
 
 # Keys that mark another library's state dict, and the library.
 PEERS = {
@@ -128,9 +128,9 @@ def without_filled_in(
         key: the state dict's name for the parameter, for errors.
 
     Raises:
-        ValueError: a moment was saved in two formats, or only rank 0 has the one that was saved.
+        ValueError: only rank 0 has a moment that was saved.
     """
-    if is_lazy(saved):  # a checkpoint may offer codes, and values of them
+    if not fills_in():
         return saved
     dropped: set[str] = set()
     moments = list(_own_moments(lay))
@@ -140,10 +140,7 @@ def without_filled_in(
         if not others or not all(name in saved for name in own.keys):
             continue
         if not all(_same_memory(saved[name], live.get(name)) for name in own.keys):
-            raise ValueError(
-                f"state[{key!r}] has {own.name} in two formats, {own.keys[0]!r} and "
-                f"{others[0]!r}: leave one out"
-            )
+            continue  # it was saved in this format too
         if broadcasts():
             raise ValueError(
                 f"state[{key!r}] was saved as {others[0]!r}, and broadcast_from_rank0=True sends "

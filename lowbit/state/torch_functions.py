@@ -31,6 +31,14 @@ def refuse_torch_functions(opt: Any) -> None:
         )
 
 
+def fills_in() -> bool:
+    """Whether `set_optimizer_state_dict` with `full_state_dict=True` is loading: keys that the
+    state dict lacks have the optimizer's own tensors.
+    """
+    infos = [frame.f_locals.get("info") for frame in _calls()]
+    return any(getattr(info, "full_state_dict", False) for info in infos)
+
+
 def broadcasts() -> bool:
     """Whether `set_optimizer_state_dict` with `broadcast_from_rank0=True` is loading: ranks have
     what rank 0 sent them, and no more.

@@ -67,21 +67,6 @@ def test_state_that_cannot_be_converted_is_refused():
         loaded(saved("factored"), network(), full_state_dict=True)
 
 
-def test_a_moment_in_two_formats_is_refused():
-    net = network()
-    opt = adamw(net)
-    for p in net.parameters():
-        p.grad = torch.ones_like(p)
-    opt.step()
-    twice = {"state": {}, "param_groups": opt.state_dict()["param_groups"]}
-    for key, entries in opt.state_dict()["state"].items():
-        twice["state"][key] = {k: v.clone() for k, v in entries.items()}
-        if "exp_avg_dynamic8" in entries:
-            twice["state"][key]["exp_avg"] = torch.zeros(64, 64)
-    with pytest.raises(ValueError, match="has exp_avg in two formats, 'exp_avg_dynamic8' and"):
-        opt.load_state_dict(twice)
-
-
 def on_two_ranks(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     state = saved("4bit")

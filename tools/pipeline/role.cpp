@@ -111,6 +111,7 @@ Role role_of(const std::string& name) {
            : state.ends_with("param") ? Role::kWeight
                                       : Role::kState;
   const std::string leaf = last_key(name);
+  if (leaf == ".error_bits") return Role::kBits;  // FlashOptim's, 16 of them as a bfloat16
   if (std::regex_search(leaf, logarithmic)) return Role::kState;
   if (std::regex_search(leaf, positive)) return Role::kPositiveState;
   if (std::regex_search(leaf, state)) return Role::kState;

@@ -12,6 +12,7 @@ std::string kind_of(const std::string& name);
 
 /// What values a floating-point tensor of that name may have.
 enum class Role {
+  kBits,           // anything: bits that are kept under another dtype
   kWeight,         // no NaN; an infinity is worth a warning
   kState,          // finite
   kPositiveState,  // finite and not negative: second moments, the scales of most formats

@@ -135,6 +135,7 @@ class TensorCheck {
                          " values of bool are neither 0 nor 1");
     if (!options_.finite || !has_floats(dtype)) return;
     const Role role = role_of(name);
+    if (role == Role::kBits) return;
     const auto found = [&](uint64_t n, const char* what, uint64_t first) {
       const std::string text = std::to_string(n) + " of " + std::to_string(c.count) + " values " +
                                what + ", the first at " + shape_text(place_of(shape, first));

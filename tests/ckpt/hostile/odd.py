@@ -47,7 +47,7 @@ add(
     torch=True,
 )
 add("dcp.value_nan_step", number("optim.state.w.step", (), 0, NAN), VALUES, "step", torch=True)
-add("dcp.value_nan_weight", number(W, (0, 0), 3, NAN), FINE, "nan|finite", torch=True, warns=True)
+add("dcp.value_nan_weight", number(W, (0, 0), 3, NAN), VALUES, "nan|finite", torch=True)
 
 
 # Seldom, and sound.

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 
-from .case import BAD, FINE, add
+from .case import BAD, FINE, VALUES, add
 from .state import put
 from .write import floats, le
 
@@ -310,7 +310,15 @@ add(
     convert=None,
     warns=True,
 )
-fine("odd_nan_weight", file({"w": entry("F32", (1,), (0, 4))}, b"\0\0\xc0\x7f"), "nan|finite")
+fine("odd_inf_weight", file({"w": entry("F32", (1,), (0, 4))}, b"\0\0\x80\x7f"), "inf|finite")
+add(
+    "safetensors.odd_nan_weight",
+    file({"w": entry("F32", (1,), (0, 4))}, b"\0\0\xc0\x7f"),
+    VALUES,
+    "nan|finite",
+    torch=True,
+    convert=None,
+)
 fine(
     "odd_many_empty",
     file({f"t{i}": entry("F32", (0, 5), (0, 0)) for i in range(20_000)}, b""),
