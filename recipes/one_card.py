@@ -109,7 +109,8 @@ def arguments() -> argparse.Namespace:
 def made(args: argparse.Namespace, config: Any, folder: pathlib.Path | None = None) -> Any:
     """The model with its layers checkpointed: the folder's weights, or random ones."""
     dtype = torch.float32 if args.optimizer == "torch" else torch.bfloat16
-    if args.model and folder is not None and any(folder.glob("*.safetensors")):
+    weights = ("*.safetensors", "pytorch_model*.bin")  # .bin is unpickled by torch, tensors alone
+    if args.model and folder is not None and any(any(folder.glob(each)) for each in weights):
         load: Any = transformers.AutoModelForCausalLM.from_pretrained
         model = load(folder, dtype=dtype, local_files_only=True).to(DEVICE)
     else:

@@ -61,6 +61,15 @@ class _TorchaoName(LowbitOptimizer):
         ) -> None:
             refuse_keywords(type(self).__name__, kwargs)
             made: dict[str, Any] = {"state_format": self._preset}
+            for theirs, given, ours in (
+                ("block_size", block_size, "state_format"),
+                ("bf16_stochastic_round", bf16_stochastic_round, "param_format"),
+            ):
+                if given is not None and ours in kwargs:
+                    raise TypeError(
+                        f"{theirs}={given!r} and {ours}={kwargs[ours]!r} say the same thing: leave "
+                        f"{theirs} out"
+                    )
             if block_size is not None:
                 signed, unsigned = (
                     scaled(choice(self._preset, signed=kind)["format"], block=block_size)

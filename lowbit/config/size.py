@@ -18,7 +18,7 @@ def parsed(memory: str | int) -> int:
     found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", str(memory).lower())
     try:
         size = int(float(found[1]) * UNITS[found[2]]) if found else 0
-    except (ValueError, KeyError):
+    except (ValueError, KeyError, OverflowError):
         size = 0
     if size < 1:
         raise ValueError(f'a size of memory is a number of bytes or "24GiB", not {memory!r}')

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import weakref
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -63,7 +64,8 @@ def step_in_backward(
         max_norm: clips by the norm of the *previous* step's gradients; None (default) does not
             clip. This step's norm is known only after its first gradients were used. Gradients are
             divided by max(1, (previous norm + 1e-6) / max_norm), in the first step by 1. Unlike
-            `clip_grad_norm_`, this clips a sudden large gradient one step late.
+            `clip_grad_norm_`, this clips a sudden large gradient one step late. A checkpoint keeps
+            that norm by `state_dict()` of what this returns.
         norm_type: of that norm; 2 by default, positive.
         overlap: runs steps beside the rest of the backward pass, with the same bits; False by
             default. On a GPU they run on a second stream: worth it where state lies in the host's
@@ -281,6 +283,24 @@ class InBackward:
         lay = self.opt.layouts[p]
         alone = not (lay.home or lay.in_passes or any(reduce_groups(lay)))
         return alone and not capturing(sharding.local(p).device)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the next step needs of this one, for a checkpoint: {"norm": the last norm, or None
+        before the first step, without max_norm, or where it was not finite}.
+        """
+        norm = None if self.norm is None else float(self.norm)
+        return {"norm": norm if norm is not None and math.isfinite(norm) else None}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """The next step clips by the norm of a `state_dict()`. Without it, the first step after a
+        resume is not clipped, and the run is not the uninterrupted one.
+        """
+        norm = state_dict["norm"]
+        self.norm = self._divisor = None
+        if norm is not None and self.max_norm is not None:
+            device = next((p.device for p in self._groups), None)
+            self.norm = torch.tensor(norm, dtype=torch.float32, device=device or "cpu")
+            self._divisor = divisor_for(self.norm, self.max_norm)
 
     def _start(self, p: Any, scale: Tensor | None, found: Tensor | None) -> None:
         """Starts the step of a parameter beside the backward pass."""

@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import ast
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 from accelerate.state import GradientState
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.trainer_callback import ExportableState
 
 import lowbit
 from lowbit import sharding
@@ -30,9 +32,10 @@ def optimizer(
 
     Groups are the Trainer's, without weight decay for biases and norms. `optimizer.pt` of a Trainer
     that trained with torch's optimizer loads too, by the Trainer or by `lowbit.load_optimizer`: its
-    numbers are those of the Trainer's two groups. Each is split as `lowbit.param_groups` does, so
-    that embeddings and output head may have a format of their own. Under FSDP1 the optimizer is
-    bound to the model with `export="fp32"`.
+    numbers are those of the Trainer's two groups. Embeddings and heads that differ from the rest,
+    by a format of their own or because the optimizer has a `rank`, are groups of their own; a
+    schedule in `scheduler.pt` was saved with as many groups, or does not load. Under FSDP1 the
+    optimizer is bound to the model with `export="fp32"`.
 
     Args:
         args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW
@@ -131,12 +134,13 @@ class ScheduleFreeCallback(TrainerCallback):
         optimizer.eval()
 
 
-class StepInBackwardCallback(TrainerCallback):
+class StepInBackwardCallback(TrainerCallback, ExportableState):
     """Steps inside the backward pass, as `Trainer(..., callbacks=[StepInBackwardCallback()])`, so
     that one gradient exists at a time (`lowbit.step_in_backward`).
 
     For one process. `args.max_grad_norm` clips by the norm of the *previous* step's gradients, 0
-    does not clip; the Trainer's own norm in its log counts what is left and is 0. With
+    does not clip; the Trainer's own norm in its log counts what is left and is 0. A checkpoint has
+    that norm in trainer_state.json, so that a resumed run is the uninterrupted one. With
     `gradient_accumulation_steps` the gradients of a step's micro-batches have to wait for each
     other, so all of them exist until its last backward pass.
 
@@ -146,6 +150,7 @@ class StepInBackwardCallback(TrainerCallback):
 
     Attributes:
         released: the `InBackward` while training runs; None before and after.
+        clipping: its `state_dict()` when the Trainer saved last.
 
     Raises:
         TypeError: when training begins, if the optimizer belongs to another library.
@@ -156,7 +161,15 @@ class StepInBackwardCallback(TrainerCallback):
     def __init__(self, overlap: bool = False, waiting: int | str | None = None) -> None:
         self.overlap, self.waiting = overlap, waiting
         self.released: InBackward | None = None
+        self.clipping: dict[str, Any] = {"norm": None}
         self._handle: Any = None
+
+    def state(self) -> dict[str, Any]:
+        """What transformers writes into trainer_state.json."""
+        if self.released is not None:
+            self.clipping = self.released.state_dict()
+        options = {"overlap": self.overlap, "waiting": self.waiting}
+        return {"args": options, "attributes": {"clipping": self.clipping}}
 
     def on_train_begin(
         self,
@@ -182,6 +195,12 @@ class StepInBackwardCallback(TrainerCallback):
         self.released = lowbit.step_in_backward(
             model, opt, max_norm=norm, overlap=self.overlap, waiting=self.waiting
         )
+        # transformers gives it back only if restore_callback_states_from_checkpoint is set, and
+        # expects that a checkpoint has the state of every callback.
+        name = type(self).__name__
+        saved = state.stateful_callbacks.setdefault(name, self.state())
+        if state.global_step > 0 and isinstance(saved, dict):
+            self.released.load_state_dict(saved["attributes"]["clipping"])
         self._handle = model.register_forward_pre_hook(self._held_unless_last)
 
     def _held_unless_last(self, model: nn.Module, inputs: Any) -> None:
@@ -204,20 +223,33 @@ def build(
     heads: StateFormat | None = None,
     **options: Any,
 ) -> LowbitOptimizer:
-    """The optimizer of a model, with the groups of `Trainer`."""
+    """The optimizer of a model, with the groups of `Trainer`, which its schedule counts: a group
+    more only for embeddings and heads that differ from the rest.
+    """
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
+    parts = lowbit.param_groups(model, embeddings=embeddings, heads=heads)
+    if "rank" not in inspect.signature(cls).parameters:
+        for part in parts:
+            part.pop("rank", None)
+    kinds: list[dict[str, Any]] = []  # options that differ
+    kind_of: dict[str, int] = {}
+    for part in parts:
+        own = {key: part[key] for key in part.keys() - {"params", "param_names"}}
+        if own not in kinds:
+            kinds.append(own)
+        kind_of |= dict.fromkeys(part["param_names"], kinds.index(own))
     groups = []
-    for group in lowbit.param_groups(model, embeddings=embeddings, heads=heads):
+    for kind, own in enumerate(kinds):
         for decays in (True, False):
             members = [
                 (name, p)
-                for name, p in zip(group["param_names"], group["params"], strict=True)
-                if (name in decayed) == decays
+                for name, p in model.named_parameters()
+                if kind_of.get(name) == kind and (name in decayed) == decays
             ]
             if members:
                 names, params = zip(*members, strict=True)
                 made = {"params": list(params), "param_names": list(names)}
-                groups.append({**group, **made, "weight_decay": weight_decay if decays else 0.0})
+                groups.append({**own, **made, "weight_decay": weight_decay if decays else 0.0})
     opt = cls(groups, weight_decay=weight_decay, **options)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     opt.numbered_groups = [

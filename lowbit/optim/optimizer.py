@@ -68,8 +68,7 @@ class LowbitOptimizer(SteppingOptimizer):
                 raise ValueError(
                     f"LocalSGD and DiLoCo overwrite the weights, and {lay.compensation.key!r} of "
                     f"parameter {self._what(p)} holds correction bits of the weights before: build "
-                    "the optimizer with param_format='stochastic' or "
-                    "'nearest', or with float32 weights"
+                    "the optimizer with param_format='auto' or 'nearest', or with float32 weights"
                 )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

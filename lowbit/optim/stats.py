@@ -81,7 +81,8 @@ def _collect(opt: SteppingOptimizer, probe: bool) -> Stats:
             made["states"][slot.name] = {**kept, **_finish(counted[slot.name])}
             tallies.setdefault(slot.name, []).append(counted[slot.name])
         made["bytes_per_value"] = _ratio(sum(made["bytes"].values()), made["values"])
-        parameters[clean_name(name) if name else str(index)] = made
+        key = clean_name(name) if name else str(index)
+        parameters[f"{key} ({index})" if key in parameters else key] = made
         total["values"] += made["values"]
         for component in COMPONENTS:
             total["bytes"][component] += made["bytes"][component]

@@ -117,6 +117,18 @@ def estimate(
     if full_precision is not None:
         options["full_precision"] = full_precision
     asked = not (device_memory is None and context is None and loss is None)
+    of_fit = {
+        "step_in_backward": step_in_backward,
+        "waiting": waiting is not None,
+        "micro_batch": micro_batch != 1,
+        "checkpointing": checkpointing,
+        "loss_chunk": loss_chunk is not None,
+    }
+    if not asked and any(of_fit.values()):
+        names = ", ".join(name for name, given in of_fit.items() if given)
+        raise ValueError(
+            f"the fit of a step is asked for by context= or loss=, and {names} count there alone"
+        )
     if asked and ranks > 1:
         raise ValueError(f"the fit is that of one card, and the model is on {ranks} ranks")
     weights = _weights(model)

@@ -175,7 +175,11 @@ def fit(
     if device_memory is not None:
         fixed: Sequence[str] = _OF_LOSS
         if loss is None:
-            fixed = () if comes_in_chunks(model) else ("loss_chunk",)
+            can = {
+                "loss_chunk": comes_in_chunks(model),
+                "checkpointing": getattr(model, "supports_gradient_checkpointing", False),
+            }
+            fixed = [name for name, possible in can.items() if not possible]
         found = _what_helps(plan, setting, usable(device_memory), fixed)
     return Fit(setting, device_memory, now.largest_gradient, plans, found)
 

@@ -88,11 +88,12 @@ def trace(model: nn.Module, loss: Loss, dtype: torch.dtype | None = None) -> Pas
             value = loss(copied)
             live.turn()
             value.backward()
-    except (NotImplementedError, RuntimeError) as error:
+    except Exception as error:  # of a model's own code, which may raise anything
         raise ValueError(
             "the forward and the backward pass cannot be traced without values "
-            f"({' '.join(str(error).split())[:200]}); estimate without micro_batch counts weights, "
-            "gradients and state"
+            f"({type(error).__name__}: {' '.join(str(error).split())[:200]}); another dtype may "
+            "help, such as bfloat16. An estimate without context, device_memory and loss counts "
+            "weights, gradients and state"
         ) from error
     finally:
         for hook in hooks:

@@ -1,5 +1,6 @@
 """Steps inside the backward pass under Hugging Face's Trainer and Lightning."""
 
+import json
 import types
 
 import pytest
@@ -54,6 +55,55 @@ def test_the_trainer_steps_in_the_backward_pass(tmp_path, accumulated, clipped):
     with pytest.raises(ValueError, match="one process, and these are 2"):
         several = types.SimpleNamespace(fp16=False, world_size=2)
         StepInBackwardCallback().on_train_begin(several, None, None)
+
+
+@pytest.mark.parametrize("restore", [False, True])
+def test_a_resumed_trainer_clips_by_the_norm_before_it(tmp_path, restore):
+    """trainer_state.json has that norm; one that has none resumes too."""
+    need_package("transformers")
+    from lowbit.integrations.transformers import StepInBackwardCallback, optimizer
+
+    def trained(folder, resume=None, **options):
+        args = launchers.arguments(folder, max_grad_norm=0.05, save_steps=2, **options)
+        made = launchers.trainer(
+            folder,
+            args=args,
+            optimizer_cls_and_kwargs=optimizer(args, "AdamW"),
+            callbacks=[StepInBackwardCallback()],
+        )
+        made.train(resume_from_checkpoint=resume)
+        return launchers.digest(made.model)
+
+    again = {"save_strategy": "steps", "restore_callback_states_from_checkpoint": restore}
+    whole = trained(tmp_path / "whole", **again)
+    saved = tmp_path / "whole" / "checkpoint-2"
+    assert trained(tmp_path / "resumed", str(saved), **again) == whole
+    file = saved / "trainer_state.json"
+    state = json.loads(file.read_text())
+    assert state["stateful_callbacks"].pop("StepInBackwardCallback")["attributes"]["clipping"]
+    file.write_text(json.dumps(state))
+    assert trained(tmp_path / "unclipped", str(saved), **again) != whole
+
+
+def test_a_trainer_of_torchs_optimizer_is_resumed(tmp_path):
+    """With its schedule, which was saved for the Trainer's two groups."""
+    need_package("transformers")
+    from lowbit.integrations.transformers import optimizer
+
+    def trained(resume=None, **options):
+        args = launchers.arguments(tmp_path, save_strategy="steps", save_steps=2)
+        made = launchers.trainer(tmp_path, args=args, **options)
+        made.train(resume_from_checkpoint=resume)
+        return made
+
+    trained()
+    args = launchers.arguments(tmp_path)
+    made = trained(
+        str(tmp_path / "checkpoint-2"), optimizer_cls_and_kwargs=optimizer(args, "AdamW")
+    )
+    opt = made.optimizer.optimizer
+    assert len(opt.param_groups) == 2
+    assert {int(s["step"]) for s in opt.state.values()} == {made.state.global_step}
 
 
 def test_training_that_raised_can_begin_again(tmp_path):

@@ -4,6 +4,7 @@ than one layer's gradients.
 
 import copy
 import functools
+import json
 import math
 import threading
 import time
@@ -276,6 +277,34 @@ def test_clipping_by_the_norm_of_the_step_before():
         scale = following
         assert float(scale) > 1
     same(net, opt, other, ordinary)
+
+
+def test_a_resumed_run_clips_by_the_norm_before_it():
+    """And without the norm, its first step is another."""
+
+    def trained(net, opt, steps, clipping=None):
+        released = lowbit.step_in_backward(net, opt, max_norm=0.01)
+        if clipping is not None:
+            released.load_state_dict(clipping)
+        for step in steps:
+            net(tokens(step)).backward()
+            opt.step()
+        state = json.loads(json.dumps(released.state_dict()))
+        released.remove()
+        return state
+
+    (net, opt), (other, stopped) = build(), build()
+    assert trained(net, opt, [])["norm"] is None
+    trained(net, opt, range(4))
+    clipping = trained(other, stopped, range(2))
+    assert clipping["norm"] > 0.01
+    unclipped, begun = copy.deepcopy((other, stopped.state_dict()))
+    trained(other, stopped, [2, 3], clipping)
+    same(net, opt, other, stopped)
+    again = MAKERS["AdamW"](unclipped.named_parameters())
+    again.load_state_dict(begun)
+    trained(unclipped, again, [2, 3])
+    assert not torch.equal(unclipped.one.weight, net.one.weight)
 
 
 def test_clipping_with_what_has_no_hook_and_with_a_scaler():

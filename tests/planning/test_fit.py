@@ -304,3 +304,20 @@ def test_a_size_is_read(text, size):
 def test_what_does_not_fit_raises(given, message):
     with pytest.raises(ValueError, match=message):
         lowbit.estimate(nn.Linear(8, 8), **given)
+
+
+def test_settings_of_a_fit_that_nobody_asks_for_are_refused():
+    with pytest.raises(
+        ValueError, match="asked for by context= or loss=, and waiting, checkpointing"
+    ):
+        lowbit.estimate(nn.Linear(64, 64), waiting="1MiB", checkpointing=True)
+
+
+def test_a_pass_that_has_no_loss_is_refused():
+    """A model's own code may raise anything."""
+
+    def loss(model):
+        return model(torch.ones(2, 64)).nothing
+
+    with pytest.raises(ValueError, match=r"cannot be traced without values \(AttributeError"):
+        lowbit.estimate(nn.Linear(64, 64), loss=loss)
