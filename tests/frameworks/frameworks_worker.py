@@ -260,7 +260,7 @@ def through_transformers(
     opt = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     out["end"] = digest(opt, ALL)
     assert "model.embed_tokens.weight" in out["end"], out["end"]
-    assert len(opt.param_groups) == (1 if kind == "fsdp1_flat" else 3)
+    assert len(opt.param_groups) == (1 if kind == "fsdp1_flat" else 2)
     return out
 
 

@@ -169,8 +169,12 @@ def test_unknown_names_are_refused(tmp_path):
 
 def test_schedule_free_takes_no_schedule_that_decays(monkeypatch):
     """Without the package, of which this needs only the names."""
-    names = dict.fromkeys(("Trainer", "TrainerCallback", "TrainingArguments"), object)
-    monkeypatch.setitem(sys.modules, "transformers", SimpleNamespace(**names))
+    for module, names in (
+        ("transformers", ("Trainer", "TrainerCallback", "TrainingArguments")),
+        ("transformers.trainer_callback", ("ExportableState",)),
+    ):
+        classes = {name: type(name, (), {}) for name in names}
+        monkeypatch.setitem(sys.modules, module, SimpleNamespace(**classes))
     spec = importlib.util.find_spec("lowbit.integrations.transformers")
     integration = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(integration)
