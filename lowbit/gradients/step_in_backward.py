@@ -292,9 +292,7 @@ class InBackward:
         return {"norm": norm if norm is not None and math.isfinite(norm) else None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """The next step clips by the norm of a `state_dict()`. Without it, the first step after a
-        resume is not clipped, and the run is not the uninterrupted one.
-        """
+        """The next step clips by that norm. Without it, the first after a resume is not clipped."""
         norm = state_dict["norm"]
         self.norm = self._divisor = None
         if norm is not None and self.max_norm is not None:
