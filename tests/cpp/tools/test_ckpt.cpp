@@ -76,13 +76,13 @@ std::string metadata() {
   m.has_paths = true;
   const Dtype* f32 = find_dtype("float32");
   m.file_names = {"__0_0.distcp", "__1_0.distcp"};
-  m.tensors.push_back({"a.weight",
+  m.tensors.push_back({"model.a.weight",
                        {"model", "a.weight"},
                        f32,
                        {6, 4},
                        {{{0, 0}, {3, 4}, {0, 0, 0, 100}}, {{3, 0}, {3, 4}, {1, 0, 0, 100}}}});
   m.tensors.push_back({"b", {"b"}, find_dtype("uint8"), {}, {{{}, {}, {0, 0, 100, 50}}}});
-  m.blobs.push_back({"lr", {"optim", Key(Key::Kind::kIndex, 0), "lr"}, {0, 0, 150, 20}});
+  m.blobs.push_back({"optim.0.lr", {"optim", Key(Key::Kind::kIndex, 0), "lr"}, {0, 0, 150, 20}});
   return metadata_bytes(m, "x");
 }
 
