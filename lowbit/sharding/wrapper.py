@@ -27,7 +27,7 @@ def is_replicated(module: Any) -> bool:
     """
     imported = sys.modules.get("torch.distributed._composable.replicate")
     kind = getattr(imported, "DDP", None)  # it becomes a base of the module's class
-    if kind is None:
+    if kind is None or not kind.__subclasses__():  # no module was replicated
         return False
     if any(isinstance(part, kind) for part in module.modules()):
         return True

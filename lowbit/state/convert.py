@@ -24,6 +24,7 @@ from lowbit.state.saved import (
     in_other_blocks,
     is_own_key,
     of_other_programs,
+    same_memory,
     unknown,
     with_known_names,
 )
@@ -195,14 +196,8 @@ def holds(saved: Mapping[str, Any], live: Mapping[str, Any]) -> bool:
     """Whether saved state contains the live tensors: `state_dict()` returned them,
     and a load wrote to them.
     """
-    tensors = {k: sharding.local(t) for k, t in live.items() if isinstance(t, Tensor) and t.ndim}
-    same = (
-        isinstance(value := saved.get(key), Tensor)
-        and (found := sharding.local(value)).data_ptr() == tensor.data_ptr()
-        and (found.shape, found.dtype) == (tensor.shape, tensor.dtype)
-        for key, tensor in tensors.items()
-    )
-    return bool(tensors) and all(same)
+    tensors = {key: t for key, t in live.items() if isinstance(t, Tensor) and t.ndim}
+    return bool(tensors) and all(same_memory(saved.get(key), t) for key, t in tensors.items())
 
 
 def _number(value: Any) -> float:

@@ -22,6 +22,7 @@ from lowbit.state.layout import Layout
 from lowbit.state.saved import is_lazy, without_filled_in
 from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.stateful import StatefulOptimizer
+from lowbit.state.torch_functions import options_of_load
 
 
 def load_by_param(
@@ -69,6 +70,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     key_of = dict(zip(params, ids, strict=True))
     converted: list[tuple[Any, Converted, bool]] = []
     coded: list[tuple[Any, str | None]] = []
+    options = options_of_load()
     for _, p, lay in laid_out:
         flat_shard = isinstance(p, sharding.FlatShard)
         key = key_of[p.owner if flat_shard else p]
@@ -78,7 +80,9 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
             value = value.get(p.name, {})
         if value:
             try:
-                value = without_filled_in(lay, value, opt.state_of(p), key)
+                if options is not None and options.full_state_dict:
+                    broadcast = options.broadcast_from_rank0
+                    value = without_filled_in(lay, value, opt.state_of(p), key, broadcast)
                 in_place = is_lazy(value) or holds(value, opt.state_of(p))
                 convert = convert_state(p, lay, value, key, opt.state_memory)
             except ValueError as error:

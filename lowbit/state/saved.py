@@ -15,7 +15,6 @@ from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.slot import Slot, StateTensor
-from lowbit.state.torch_functions import broadcasts, fills_in
 
 # Keys that mark another library's state dict, and the library.
 PEERS = {
@@ -114,7 +113,7 @@ def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mappin
 
 
 def without_filled_in(
-    lay: Layout, saved: Mapping[str, Any], live: Mapping[str, Any], key: Any
+    lay: Layout, saved: Mapping[str, Any], live: Mapping[str, Any], key: Any, broadcast: bool
 ) -> Mapping[str, Any]:
     """Saved state without the optimizer's own tensors of a moment that it has in another format.
 
@@ -126,12 +125,11 @@ def without_filled_in(
         saved: the saved state.
         live: the optimizer's state of the parameter.
         key: the state dict's name for the parameter, for errors.
+        broadcast: whether ranks have what rank 0 sent them.
 
     Raises:
         ValueError: only rank 0 has a moment that was saved.
     """
-    if not fills_in():
-        return saved
     dropped: set[str] = set()
     moments = list(_own_moments(lay))
     here = {name for own in moments for name in own.keys}
@@ -139,9 +137,9 @@ def without_filled_in(
         others = [name for name in _names_of(own.name) if name in saved and name not in here]
         if not others or not all(name in saved for name in own.keys):
             continue
-        if not all(_same_memory(saved[name], live.get(name)) for name in own.keys):
+        if not all(same_memory(saved[name], live.get(name)) for name in own.keys):
             continue  # it was saved in this format too
-        if broadcasts():
+        if broadcast:
             raise ValueError(
                 f"state[{key!r}] was saved as {others[0]!r}, and broadcast_from_rank0=True sends "
                 f"only what this optimizer keeps, {own.keys[0]!r}: give every rank the whole state "
@@ -171,7 +169,8 @@ def _names_of(moment: str) -> list[str]:
     return [moment, f"{moment}_row", f"{moment}_col", *(f"{moment}_{name}" for name in formats)]
 
 
-def _same_memory(a: Any, b: Any) -> bool:
+def same_memory(a: Any, b: Any) -> bool:
+    """Whether two values are one tensor, or the same part of it here."""
     if not isinstance(a, Tensor) or not isinstance(b, Tensor):
         return False
     a, b = sharding.local(a), sharding.local(b)

@@ -31,20 +31,13 @@ def refuse_torch_functions(opt: Any) -> None:
         )
 
 
-def fills_in() -> bool:
-    """Whether `set_optimizer_state_dict` with `full_state_dict=True` is loading: keys that the
-    state dict lacks have the optimizer's own tensors.
+def options_of_load() -> Any:
+    """The options of the `set_optimizer_state_dict` that is under way, or None. With
+    `full_state_dict`, keys that the state dict lacks have the optimizer's own tensors; with
+    `broadcast_from_rank0`, ranks have what rank 0 sent them, and no more.
     """
-    infos = [frame.f_locals.get("info") for frame in _calls()]
-    return any(getattr(info, "full_state_dict", False) for info in infos)
-
-
-def broadcasts() -> bool:
-    """Whether `set_optimizer_state_dict` with `broadcast_from_rank0=True` is loading: ranks have
-    what rank 0 sent them, and no more.
-    """
-    infos = [frame.f_locals.get("info") for frame in _calls()]
-    return any(getattr(info, "broadcast_from_rank0", False) for info in infos)
+    infos = (frame.f_locals.get("info") for frame in _calls())
+    return next((info for info in infos if hasattr(info, "full_state_dict")), None)
 
 
 def _calls() -> Iterator[FrameType]:

@@ -74,4 +74,12 @@ std::string printable(std::string_view name) {
   return out;
 }
 
+std::string some_of(const std::vector<std::string>& names, size_t shown) {
+  std::string out;
+  for (size_t i = 0; i < std::min(names.size(), shown); ++i)
+    out += (i > 0 ? ", " : "") + printable(names[i]);
+  if (names.size() > shown) out += " and " + std::to_string(names.size() - shown) + " more";
+  return out;
+}
+
 }  // namespace lowbit::ckpt

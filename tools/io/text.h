@@ -3,6 +3,7 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lowbit::ckpt {
 
@@ -14,5 +15,8 @@ bool is_utf8(std::string_view text, bool surrogates);
 /// that change the direction of text, backslashes and invalid UTF-8 are escaped. A long name is
 /// shortened in the middle.
 std::string printable(std::string_view name);
+
+/// The first names, printable, and how many more there are: "a, b, c and 2 more".
+std::string some_of(const std::vector<std::string>& names, size_t shown = 3);
 
 }  // namespace lowbit::ckpt

@@ -317,7 +317,6 @@ bool is_layout(std::string_view name) {
 }
 
 std::string opaque_names(const Value& value) {
-  constexpr size_t kShown = 3;
   std::vector<std::string> names;
   const std::function<void(const Value&)> collect = [&](const Value& v) {
     if (v.is(Value::Kind::kOpaque) && std::find(names.begin(), names.end(), v.text) == names.end())
@@ -325,11 +324,7 @@ std::string opaque_names(const Value& value) {
     for (const Value& item : v.items) collect(item);
   };
   collect(value);
-  std::string out;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
-    out += (i > 0 ? ", " : "") + printable(names[i]);
-  return names.size() > kShown ? out + " and " + std::to_string(names.size() - kShown) + " more"
-                               : out;
+  return some_of(names);
 }
 
 std::string hexadecimal(const Value& v) {

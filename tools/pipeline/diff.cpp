@@ -267,16 +267,6 @@ Status compare_params(Comparison& comparison, const Model& a, const Model& b) {
       });
 }
 
-/// Up to three names, and how many more there are.
-std::string some_of(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 3;
-  std::string out;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
-    out += (i == 0 ? "" : ", ") + printable(names[i]);
-  return names.size() <= kShown ? out
-                                : out + " and " + std::to_string(names.size() - kShown) + " more";
-}
-
 /// The parameters of a group. Where both have numbers, their order counts too: by that torch loads
 /// the state, whatever `param_names` says.
 void compare_members(Comparison& comparison, const std::string& name, const Model& a, size_t group,

@@ -145,16 +145,12 @@ std::vector<std::string> warn_of_left_behind(const Manifest& source) {
 
 std::vector<std::string> warn_of_texts(const Manifest& source, ContainerKind target) {
   if (target == ContainerKind::kSafetensors) return {};
-  std::string names;
-  size_t count = 0;
-  constexpr size_t kShown = 3;
+  std::vector<std::string> names;
   for (const auto& [key, text] : source.texts) {
-    if (key == "format" || count++ >= kShown) continue;
-    names += (names.empty() ? "" : ", ") + printable(key);
+    if (key != "format") names.push_back(key);
   }
-  if (count == 0) return {};
-  if (count > kShown) names += " and " + std::to_string(count - kShown) + " more";
-  return {"__metadata__ (" + names + ") is left out: only safetensors files have it"};
+  if (names.empty()) return {};
+  return {"__metadata__ (" + some_of(names) + ") is left out: only safetensors files have it"};
 }
 
 std::vector<std::string> warn_of_top_level(const Document& source) {

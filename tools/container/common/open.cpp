@@ -137,16 +137,6 @@ Result<std::optional<ContainerKind>> kind_of_deepspeed(const Directory& folder,
   return std::optional<ContainerKind>();
 }
 
-/// The first few names.
-std::string some(const std::vector<std::string>& names) {
-  constexpr size_t kShown = 5;
-  std::string out;
-  for (size_t i = 0; i < std::min(names.size(), kShown); ++i)
-    out += (out.empty() ? "" : ", ") + printable(names[i]);
-  if (names.size() > kShown) out += " and " + std::to_string(names.size() - kShown) + " more";
-  return out;
-}
-
 /// Whether the folders in a folder are saves of Orbax, which are named by their steps or `default`.
 bool has_orbax_steps(const std::string& path, const std::vector<std::string>& names) {
   int looks = 0;
@@ -178,14 +168,14 @@ Error unknown_folder(const std::string& path, const std::vector<std::string>& na
     return bad(what +
                (files.size() == 1 ? ": is not a checkpoint, but holds a file; give it: "
                                   : ": is a folder of several files; give one of them: ") +
-               some(files));
+               some_of(files, 5));
   if (const Status other = check_other_files(path, names); !other.ok()) return other.error();
   if (has_orbax_steps(path, names))
     return bad(what +
                ": holds checkpoints of Orbax (JAX), one folder for each step; restore one with "
                "Orbax and save the arrays as safetensors (safetensors.flax.save_file)");
   return bad(what + ": is not a checkpoint of a kind that is known here (it holds " +
-             some(entries) +
+             some_of(entries, 5) +
              "); give the folder of one save, or a file of torch.save or safetensors; else load "
              "it with the program that wrote it, and save its state dicts with torch.save or "
              "dcp.save");

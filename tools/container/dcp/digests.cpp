@@ -20,7 +20,7 @@ Status write_digests(Output& out, const Manifest& manifest,
     return j.dump(-1, ' ', false, Json::error_handler_t::replace);
   };
   RETURN_IF_ERROR(out.write("{\"version\": 1, \"tool\": " + text("lowbit-ckpt " LOWBIT_VERSION) +
-                            ", \"digest\": \"xxh3-128\",\n\"tensors\": {"));
+                            ", \"digest\": " + text(kDigestKind) + ",\n\"tensors\": {"));
   bool first = true;
   for (size_t i = 0; i < manifest.tensors.size(); ++i) {
     const Tensor& t = manifest.tensors[i];

@@ -10,6 +10,8 @@
 
 namespace lowbit::ckpt {
 
+/// What lowbit.json says of its digests.
+inline constexpr const char* kDigestKind = "xxh3-128";
 /// The name of a chunk in lowbit.json: its offset, joined by commas.
 std::string chunk_key(const Shape& offset);
 /// Writes the file: for each tensor of the manifest the digests of its chunks, for each blob its

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "container/dcp/digests.h"
 #include "container/dcp/tiles.h"
 #include "container/manifest/record_reader.h"
 #include "io/hash.h"
@@ -15,7 +16,6 @@ namespace {
 
 constexpr uint64_t kMax = 256u << 20;  // some 500,000 chunks with tiles
 constexpr const char* kName = "lowbit.json";
-constexpr const char* kKind = "xxh3-128";
 
 /// {"name": "digest", ...}
 std::optional<std::map<std::string, std::string>> texts(const nlohmann::json& object) {
@@ -98,8 +98,8 @@ Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   const auto unknown = [&] {
     return bad(what + ": is not laid out as lowbit-ckpt does; remove it to verify without digests");
   };
-  if (j.is_object() && j.value("digest", nlohmann::json(kKind)) != kKind)
-    return bad(what + ": its digests are not of the kind " + kKind +
+  if (j.is_object() && j.value("digest", nlohmann::json(kDigestKind)) != kDigestKind)
+    return bad(what + ": its digests are not of the kind " + kDigestKind +
                ", which alone is known here; remove it to verify without digests");
   if (!j.is_object() || j.value("version", nlohmann::json()) != 1 || !j.contains("tensors") ||
       !j["tensors"].is_object())

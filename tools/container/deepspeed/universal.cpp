@@ -173,13 +173,7 @@ class UniversalReader {
     }
     std::erase_if(unread, [&](const std::string& name) { return known.contains(name); });
     if (unread.empty()) return fine();
-    std::string text;
-    constexpr size_t kShown = 8;
-    size_t shown = 0;
-    for (const std::string& name : unread) {
-      if (shown++ < kShown) text += (text.empty() ? "" : ", ") + printable(name);
-    }
-    if (unread.size() > kShown) text += " and " + std::to_string(unread.size() - kShown) + " more";
+    const std::string text = some_of({unread.begin(), unread.end()}, 8);
     manifest_.warnings.push_back("buffers and frozen parameters of " +
                                  std::to_string(models_.size()) +
                                  " model_states.pt are not read, since no file says how they "

@@ -322,23 +322,17 @@ Status refuse_subspace(const Model& model, const std::string& whose) {
 }
 
 Error no_optimizer(const Model& model, const std::string& whose) {
-  constexpr size_t kShown = 3;  // LBFGS has hundreds
-  std::string names;
-  size_t count = 0;
-  const auto add = [&](const std::string& name) {
-    if (count++ < kShown) names += (names.empty() ? " (" : ", ") + printable(name);
-  };
+  std::vector<std::string> names;  // LBFGS has hundreds
   for (const Param& p : model.params) {
     if (p.states.empty()) continue;
-    for (const State& s : p.states) add(s.name);
+    for (const State& s : p.states) names.push_back(s.name);
     for (const auto& [name, value] : p.numbers) {
-      if (name != "step") add(name);
+      if (name != "step") names.push_back(name);
     }
     break;
   }
-  if (count > kShown) names += " and " + std::to_string(count - kShown) + " more";
   return bad(whose + " has no optimizer that keeps these states" +
-             (names.empty() ? "" : names + ")"));
+             (names.empty() ? "" : " (" + some_of(names) + ")"));
 }
 
 const Settings& torch_settings(const std::string& algorithm) {

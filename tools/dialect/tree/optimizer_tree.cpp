@@ -15,6 +15,8 @@
 namespace lowbit::ckpt {
 namespace {
 
+constexpr std::string_view kFlatGroups = "param_groups.";  // of a flattened state dict
+
 bool digits(std::string_view s) {
   return !s.empty() && s.size() < 19 && s.find_first_not_of("0123456789") == std::string_view::npos;
 }
@@ -75,7 +77,7 @@ class Finder {
         entry(path[n + 1].text()).leaves.emplace_back(flat_name(name), with_number(leaf));
       } else if (key.starts_with("state.") && path.size() == n + 1) {
         flat_states_.emplace_back(key.substr(6), with_number(leaf));
-      } else if (key == "param_groups" || key.starts_with("param_groups.")) {
+      } else if (key == "param_groups" || key.starts_with(kFlatGroups)) {
         RETURN_IF_ERROR(group_leaf(path, n, leaf));
       } else {
         out_.rest.push_back(&leaf);
@@ -133,7 +135,7 @@ class Finder {
       if (!put_setting(made))
         return bad(printable(leaf.name()) + ": is not a valid path inside param_groups");
     } else {
-      made.path[0].name = made.path[0].name.substr(13);
+      made.path[0].name = made.path[0].name.substr(kFlatGroups.size());
       flat_groups_.push_back(std::move(made));
     }
     return fine();
@@ -146,7 +148,7 @@ class Finder {
         arrays_[path[1].number].emplace_back(Path(path.begin() + 2, path.end()), &leaf);
       return;
     }
-    path[0].name = path[0].name.substr(13);
+    path[0].name = path[0].name.substr(kFlatGroups.size());
     flat_arrays_.emplace_back(std::move(path), &leaf);
   }
 
