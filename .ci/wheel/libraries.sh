@@ -1,6 +1,6 @@
 #!/bin/sh
-# The C++ libraries of lowbit-ckpt in a folder of their own, for a wheel: headers, and libdeflate and zstd as static libraries. The sources are those of
-# Debian 12; each must have its digest.
+# The C++ libraries of lowbit-ckpt in a folder of their own, for a wheel: headers, and libdeflate and zstd as static
+# libraries. The sources are those of Debian 12; each must have its digest.
 #   .ci/wheel/libraries.sh PREFIX
 # CC and AR: the compiler (cc) and the archiver (ar) of the target. MIRROR: where Debian's archive is.
 set -eu
@@ -21,12 +21,14 @@ source() {
   tar -xf "$file" -C source --strip-components=1
 }
 
-# library NAME FOLDERS: what is in C below the folders of `source`, in the same order on every machine. What nothing refers to is left out by the linker.
+# library NAME FOLDERS: what is in C below the folders of `source`, in the same order on every machine. What nothing
+# refers to is left out by the linker.
 library() {
   name=$1
   shift
   (cd source && for file in $(find "$@" -name '*.c' | LC_ALL=C sort); do
-    ${CC:-cc} -O2 -fPIC -DNDEBUG -DZSTD_DISABLE_ASM -ffunction-sections -fdata-sections -I. -c "$file" -o "$(echo "$file" | tr / _).o"
+    ${CC:-cc} -O2 -fPIC -DNDEBUG -DZSTD_DISABLE_ASM -ffunction-sections -fdata-sections -I. -c "$file" \
+      -o "$(echo "$file" | tr / _).o"
   done)
   rm -f "$prefix/lib/$name.a"
   (export LC_ALL=C; ${AR:-ar} rcsD "$prefix/lib/$name.a" source/*.o)

@@ -29,7 +29,7 @@ def memory():
     since.
     """
     spec = importlib.util.find_spec("torchtune")
-    hint = "torchtune is not installed: pip install --no-deps torchtune==0.6.1"
+    hint = "torchtune is not installed: pip install --no-deps torchtune"
     need("frameworks", spec is not None, hint)
     (root,) = map(pathlib.Path, spec.submodule_search_locations)
     before = set(sys.modules)

@@ -6,6 +6,7 @@ import re
 import subprocess
 
 import pytest
+import yaml
 
 import lowbit
 from tests.support import pages, selection
@@ -25,6 +26,7 @@ DOCS = [
     if p.name not in GENERATED
 ]
 PAGES = ("CHANGELOG.md", "CONTRIBUTING.md", "README.md", "SECURITY.md", *DOCS)
+BUILD = ("CMakeLists.txt", "Makefile", "run")
 PATH = r"(?:bench|csrc|docs|lowbit|recipes|tests|tools)/[\w./*-]+"
 
 
@@ -75,6 +77,21 @@ def test_lines_of_cpp_have_at_most_100_columns():
         for path, text in texts.items()
         for number, line in enumerate(text.splitlines(), 1)
         if len(line) > 100
+    ] == []
+
+
+def test_lines_of_build_files_have_at_most_120_columns():
+    """But for files with digests, and the texts into which mistakes are planted."""
+    rooms = [ROOT / room for room in ("csrc", "tools", "tests/cpp", "recipes", ".ci", ".github")]
+    files = [path for room in rooms for path in room.rglob("*")] + list(ROOT.glob("*"))
+    files = [f for f in files if f.suffix in (".cmake", ".toml", ".yml", ".sh") or f.name in BUILD]
+    assert len(files) > 20
+    files.remove(ROOT / "tests/cpp/cuda/cuda_mutations.cmake")
+    assert [
+        f"{path}:{number}"
+        for path in files
+        for number, line in enumerate(path.read_text().splitlines(), 1)
+        if len(line) > 120 and not line.startswith("source ")
     ] == []
 
 
@@ -191,8 +208,9 @@ def test_the_version_and_the_license_stand_in_every_place():
     assert lowbit.__version__ == version, "pip knows another version: make setup"
     for page in (ROOT / "docs").glob("*.md"):
         assert set(re.findall(r"lowbit-(\d[\d.]*)-cp", page.read_text())) <= {version}, page
-    workflow = (ROOT / ".github" / "workflows" / "wheels.yml").read_text()
-    (check,) = re.findall(r"^ +- run: (.*GITHUB_REF_NAME.*)$", workflow, re.M)
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "wheels.yml").read_text())
+    steps = [step.get("run", "") for job in workflow["jobs"].values() for step in job["steps"]]
+    (check,) = [run for run in steps if "GITHUB_REF_NAME" in run]
     for tag, refused in ((f"v{version}", 0), ("v9.9.9", 1)):
         said = {**os.environ, "GITHUB_REF_TYPE": "tag", "GITHUB_REF_NAME": tag}
         assert subprocess.run(["bash", "-c", check], cwd=ROOT, env=said).returncode == refused

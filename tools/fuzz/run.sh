@@ -19,8 +19,9 @@ while read -r target dictionary; do
   [ "$dictionary" != folder ] || longest=49152  # several files
   echo "== $target, $seconds s"
   LOWBIT_FUZZ_TARGET=$target "$program" "$folder/$target" ${old[@]+"${old[@]}"} -dict="$here/$dictionary.dict" \
-    -max_total_time="$seconds" -max_len="$longest" -timeout="${FUZZ_TIMEOUT:-10}" -rss_limit_mb=1024 -malloc_limit_mb=512 \
-    -artifact_prefix="$folder/crashes/$target-" -print_final_stats=1 >"$folder/$target.log" 2>&1 </dev/null || bad+=("$target")
+    -max_total_time="$seconds" -max_len="$longest" -timeout="${FUZZ_TIMEOUT:-10}" -rss_limit_mb=1024 \
+    -malloc_limit_mb=512 -artifact_prefix="$folder/crashes/$target-" -print_final_stats=1 \
+    >"$folder/$target.log" 2>&1 </dev/null || bad+=("$target")
   grep -E '^(stat::(number_of_executed_units|peak_rss_mb)|SUMMARY|broken promise)' "$folder/$target.log" || true
   grep -E 'DONE' "$folder/$target.log" | tail -n 1 || true
 done < <("$program")

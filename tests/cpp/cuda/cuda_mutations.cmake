@@ -1,8 +1,8 @@
 # Copies the CUDA sources with mistakes planted in them: cmake -DFROM=csrc/cuda -DTO=folder -P cuda_mutations.cmake
 #
-# The copies contain every mistake, and the variable `mutation` selects one. One program therefore covers all of them, and a test
-# shows that each is detected (test_cuda_mutations.cpp). A mistake is a text and its replacement. A text that does not occur exactly
-# once in its source stops the build, so this list follows the sources.
+# The copies contain every mistake, and the variable `mutation` selects one. One program therefore covers all of them,
+# and a test shows that each is detected (test_cuda_mutations.cpp). A mistake is a text and its replacement. A text that
+# does not occur exactly once in its source stops the build, so this list follows the sources.
 
 set(count 0)
 set(names "")
@@ -21,7 +21,8 @@ function(plant source what from code)
   string(FIND "${text}" "${from}" at)
   string(FIND "${text}" "${from}" last REVERSE)
   if(at EQUAL -1 OR NOT at EQUAL last)
-    message(FATAL_ERROR "tests/cpp/cuda/cuda_mutations.cmake: csrc/cuda/${path_${source}} must contain this text exactly once, to plant \"${what}\":\n${from}")
+    message(FATAL_ERROR "tests/cpp/cuda/cuda_mutations.cmake: csrc/cuda/${path_${source}} must contain this text "
+                        "exactly once, to plant \"${what}\":\n${from}")
   endif()
   string(REPLACE "${from}" "${code}" text "${text}")
   set("text_${source}" "${text}" PARENT_SCOPE)
