@@ -1,5 +1,5 @@
 """The numpy reference of the low-rank optimizers against what the authors' own code left. The C++
-is held against the same arrays by tests/cpp/test_lowrank.cpp.
+is held against the same arrays by tests/cpp/lowrank/trajectories.cpp.
 """
 
 import numpy as np
