@@ -8,6 +8,7 @@
 #include "dialect/megatron_view/megatron.h"
 #include "dialect/numbers/numbers.h"
 #include "dialect/tree/model_order.h"
+#include "dialect/tree/nested_value.h"
 #include "dialect/tree/optimizer_root.h"
 #include "io/text.h"
 #include "pickle/numpy_value.h"
@@ -21,34 +22,21 @@ bool digits(std::string_view s) {
   return !s.empty() && s.size() < 19 && s.find_first_not_of("0123456789") == std::string_view::npos;
 }
 
-/// Sets the value at a nested path below `at`. Indices may come in any order, so a list grows to
-/// the largest; `room` is how many items may still be added. False where the path is not valid or
-/// `room` is too small.
-bool put(Value& at, const Path& path, size_t i, const Value& value, int64_t& room) {
-  if (i == path.size()) {
-    at = value;
-    return true;
-  }
-  if (i > Value::kMaxDepth) return false;
-  const Key& key = path[i];
-  if (key.kind == Key::Kind::kIndex || key.kind == Key::Kind::kTupleIndex) {
-    at.kind = key.kind == Key::Kind::kIndex ? Value::Kind::kList : Value::Kind::kTuple;
-    const auto size = static_cast<int64_t>(at.items.size());
-    if (key.number < 0 || key.number >= size + room) return false;
-    if (key.number >= size) {
-      room -= key.number + 1 - size;
-      at.items.resize(static_cast<size_t>(key.number) + 1);
-    }
-    return put(at.items[static_cast<size_t>(key.number)], path, i + 1, value, room);
-  }
-  if (!at.is_dict()) at = Value{.kind = Value::Kind::kDict};
-  const Value name = key.is_name() ? Value::words(key.name) : Value::number(key.number);
-  for (size_t k = 0; k + 1 < at.items.size(); k += 2) {
-    if (at.items[k] == name) return put(at.items[k + 1], path, i + 1, value, room);
-  }
-  at.items.push_back(name);
-  at.items.emplace_back();
-  return put(at.items.back(), path, i + 1, value, room);
+/// The same number for equal values.
+size_t hash_of(const Value& value) {
+  size_t made = std::hash<double>()(value.real) ^ std::hash<std::string>()(value.text);
+  const auto add = [&](size_t more) { made = made * 31 + more; };
+  add(static_cast<size_t>(value.kind));
+  add(static_cast<size_t>(value.integer));
+  for (const Value& item : value.items) add(hash_of(item));
+  return made;
+}
+
+size_t hash_of(const Settings& settings) {
+  size_t made = 0;
+  for (const auto& [name, value] : settings)
+    made = made * 31 + (std::hash<std::string>()(name) ^ hash_of(value));
+  return made;
 }
 
 /// A leaf below param_groups.
@@ -157,7 +145,7 @@ class Finder {
     if (setting.tensor != nullptr && setting.path.size() > 1)
       tensors_[setting.path[0].number].emplace_back(
           Path(setting.path.begin() + 1, setting.path.end()), setting.tensor);
-    return put(groups_, setting.path, 0, setting.value, room_);
+    return groups_.put(setting.path, setting.value, room_);
   }
 
   /// "param_groups.<x>.<name>": x is a group's number where one of the names is `params`, else a
@@ -172,7 +160,11 @@ class Finder {
     }
     out_.flattened =
         (!flat_groups_.empty() && !nested) || (flat_groups_.empty() && !flat_states_.empty());
-    std::map<std::string, Group> of;
+    struct Flat {
+      NestedValue settings;
+      Group group;
+    };
+    std::map<std::string, Flat> of;
     std::vector<std::string> order;
     for (const auto& [path, value, tensor] : flat_groups_) {
       const std::string name = path[0].name;
@@ -188,14 +180,9 @@ class Finder {
       }
       const std::string key = name.substr(0, dot), what = name.substr(dot + 1);
       if (!of.contains(key)) order.push_back(key);
-      auto& settings = of[key].settings;
-      auto same = std::find_if(settings.begin(), settings.end(),
-                               [&](const auto& s) { return s.first == what; });
-      if (same == settings.end()) same = settings.insert(settings.end(), {what, Value::none()});
-      put(same->second, way, 0, value, room_);
-      if (tensor == nullptr) continue;
       way.insert(way.begin(), Key(what));
-      of[key].tensors.emplace_back(std::move(way), tensor);
+      of[key].settings.put(way, value, room_);
+      if (tensor != nullptr) of[key].group.tensors.emplace_back(std::move(way), tensor);
     }
     std::map<std::string, std::vector<std::pair<Path, const Leaf*>>> arrays_of;
     for (const auto& [path, leaf] : flat_arrays_) {
@@ -217,12 +204,24 @@ class Finder {
         [](const auto& a, const auto& b) { return a.path[0].number < b.path[0].number; });
     for (const Setting& setting : numbered_groups_) put_setting(setting);
     // Parameters of equal settings are one group.
+    std::unordered_multimap<size_t, size_t> known;
     for (const std::string& key : order) {
-      auto same = std::find_if(flat_.begin(), flat_.end(),
-                               [&](const auto& g) { return g.first.settings == of[key].settings; });
-      if (same == flat_.end()) same = flat_.insert(flat_.end(), {of[key], {}});
-      same->second.push_back(key);
-      for (auto& array : arrays_of[key]) same->first.arrays.push_back(std::move(array));
+      Group& group = of[key].group;
+      const Value said = of[key].settings.take();
+      for (size_t i = 0; i + 1 < said.items.size(); i += 2)
+        group.settings.emplace_back(said.items[i].text, said.items[i + 1]);
+      const size_t hash = hash_of(group.settings);
+      const auto [first, last] = known.equal_range(hash);
+      const auto same = std::find_if(first, last, [&](const auto& at) {
+        return flat_[at.second].first.settings == group.settings;
+      });
+      const size_t place = same == last ? flat_.size() : same->second;
+      if (same == last) {
+        known.emplace(hash, place);
+        flat_.push_back({std::move(group), {}});
+      }
+      flat_[place].second.push_back(key);
+      for (auto& array : arrays_of[key]) flat_[place].first.arrays.push_back(std::move(array));
     }
   }
 
@@ -239,8 +238,9 @@ class Finder {
       for (const std::string& key : keys) out_.params[take(key, group)].name = key;
       out_.groups.push_back(group);
     }
-    for (size_t number = 0; number < groups_.items.size(); ++number) {
-      const Value& said = groups_.items[number];
+    const Value groups = groups_.take();
+    for (size_t number = 0; number < groups.items.size(); ++number) {
+      const Value& said = groups.items[number];
       Group group;
       if (!said.is_dict()) return bad("param_groups holds something that is not a group");
       if (const auto at = tensors_.find(static_cast<int64_t>(number)); at != tensors_.end())
@@ -322,7 +322,7 @@ class Finder {
   std::vector<Entry> entries_;
   std::unordered_map<std::string, size_t> place_;
   int64_t room_ = 1 << 20;  // items of lists
-  Value groups_{.kind = Value::Kind::kList};
+  NestedValue groups_{Value::Kind::kList};
   std::vector<std::pair<std::string, const Leaf*>> flat_states_;
   std::vector<Setting> flat_groups_, numbered_groups_;
   // Settings of numbered groups that are tensors of one element, and of more, by their paths in the
