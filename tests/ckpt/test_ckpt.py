@@ -48,6 +48,23 @@ def test_inspect_tells_what_is_there(tmp_path):
     assert "optim.state.a.b.weight.exp_avg" in text and "step 7" in text
 
 
+def test_columns_are_as_wide_as_what_is_in_them(tmp_path):
+    content = {
+        "a": torch.zeros(3),
+        "b": torch.zeros(3, dtype=torch.float8_e4m3fn),
+        "c": torch.zeros(1, 2, 1, 2, 1, 2, 1, 2),
+    }
+    torch.save(content, tmp_path / "a.pt")
+    lines = run("inspect", tmp_path / "a.pt").stdout.splitlines()
+    at = next(i for i, line in enumerate(lines) if line.startswith("name"))
+    for column in ("shape", "chunks", "bytes"):
+        end = lines[at].index(column) + len(column)
+        ends = {"shape": "]", "chunks": "1"}.get(column)
+        for line in lines[at + 1 : at + 4]:
+            assert line[end:].startswith(" ") or len(line) == end, lines[at : at + 4]
+            assert ends is None or line[:end].endswith(ends), lines[at : at + 4]
+
+
 def test_columns_and_grids_of_chunks(tmp_path):
     """Tensors that were sharded on columns, or on rows and columns,
     as two ranks of a mesh write them.

@@ -54,15 +54,20 @@ void print_summary(const Json& out) {
 }
 
 void print_tensors(const Json& tensors) {
-  size_t width = 4;
-  for (const Json& t : tensors) width = std::max(width, t["name"].get<std::string>().size());
-  fmt::print("\n{:<{}}  {:<10} {:>16} {:>7} {:>12}\n", "name", width, "dtype", "shape", "chunks",
-             "bytes");
+  size_t width = 4, type_width = 10, shape_width = 16;
+  for (const Json& t : tensors) {
+    width = std::max(width, t["name"].get<std::string>().size());
+    type_width = std::max(type_width, t["dtype"].get<std::string>().size());
+    shape_width = std::max(shape_width, shape_text(t["shape"].get<Shape>()).size());
+  }
+  fmt::print("\n{:<{}}  {:<{}} {:>{}} {:>7} {:>12}\n", "name", width, "dtype", type_width, "shape",
+             shape_width, "chunks", "bytes");
   for (const Json& t : tensors) {
     const std::string dtype = t["dtype"].get<std::string>(), kept = t.value("stored_as", dtype);
-    fmt::print("{:<{}}  {:<10} {:>16} {:>7} {:>12}{}\n", t["name"].get<std::string>(), width, dtype,
-               shape_text(t["shape"].get<Shape>()), t["chunks"].get<size_t>(),
-               t["bytes"].get<uint64_t>(), kept == dtype ? "" : "  " + kept);
+    fmt::print("{:<{}}  {:<{}} {:>{}} {:>7} {:>12}{}\n", t["name"].get<std::string>(), width, dtype,
+               type_width, shape_text(t["shape"].get<Shape>()), shape_width,
+               t["chunks"].get<size_t>(), t["bytes"].get<uint64_t>(),
+               kept == dtype ? "" : "  " + kept);
   }
 }
 
