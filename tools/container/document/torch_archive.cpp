@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <unordered_map>
+#include <unordered_set>
 
 #include "container/document/tree.h"
 #include "container/manifest/record_reader.h"
@@ -19,7 +20,14 @@ class Pickler {
       : shares_(document.manifest != nullptr &&
                 (document.manifest->kind == ContainerKind::kTorch ||
                  document.manifest->kind == ContainerKind::kLegacy)),
-        tree_(tree) {}
+        tree_(tree) {
+    if (!shares_) return;
+    std::unordered_set<const Tensor*> kept;
+    for (const Leaf& leaf : document.leaves) kept.insert(leaf.stored);
+    for (const Tensor& tensor : document.manifest->tensors) {
+      if (tensor.alias && !kept.contains(&tensor)) cut_.insert(tensor.alias->storage);
+    }
+  }
 
   TorchArchive run() {
     node(0);
@@ -90,8 +98,7 @@ class Pickler {
   }
 
   void tensor(const Leaf& l) {
-    const Alias* alias =
-        shares_ && l.stored != nullptr && l.stored->alias ? &*l.stored->alias : nullptr;
+    const Alias* alias = alias_of(l);
     const Gradient gradient = l.stored != nullptr ? l.stored->gradient : Gradient{};
     if (gradient.parameter) w_.global("torch._utils", "_rebuild_parameter");
     dense(l, alias, !gradient.parameter && gradient.requires_grad);
@@ -101,11 +108,27 @@ class Pickler {
     w_.tuple(3).put().call().put();
   }
 
+  /// How the leaf shares the storage that it has in the source; null where it gets one of its own.
+  const Alias* alias_of(const Leaf& l) const {
+    if (!shares_ || l.stored == nullptr || !l.stored->alias) return nullptr;
+    return cut_.contains(l.stored->alias->storage) ? nullptr : &*l.stored->alias;
+  }
+
+  /// What two leaves have in common that lie in the same elements of a storage which is not written
+  /// as a whole; empty elsewhere.
+  std::string place_of(const Leaf& l) const {
+    if (!shares_ || l.stored == nullptr || !l.stored->alias) return "";
+    const Alias& alias = *l.stored->alias;
+    return alias.storage + " " + std::to_string(alias.first) + " " + shape_text(alias.stride) +
+           " " + shape_text(l.shape) + " " + l.dtype->name;
+  }
+
   /// The number of the leaf's storage: one that was written for another leaf where they share it.
   size_t storage(const Leaf& l, const Alias* alias) {
     const uint64_t width = static_cast<uint64_t>(l.dtype->bytes);
-    if (alias == nullptr && !l.tied.empty()) {
-      const auto [known, is_new] = tied_.try_emplace(l.tied, out_.storages.size());
+    const std::string tied = l.tied.empty() ? place_of(l) : l.tied;
+    if (alias == nullptr && !tied.empty()) {
+      const auto [known, is_new] = tied_.try_emplace(tied, out_.storages.size());
       if (is_new) out_.storages.push_back({&l, false, l.bytes()});
       return known->second;
     }
@@ -178,6 +201,8 @@ class Pickler {
   PickleWriter w_{2};
   TorchArchive out_;
   std::unordered_map<std::string, size_t> shared_, tied_;  // numbers of storages
+  // Storages of the source of which some tensor is not written: its values must not stay in them.
+  std::unordered_set<std::string> cut_;
   std::optional<uint64_t> layout_;
 };
 
