@@ -94,6 +94,26 @@ def test_what_convert_refuses(saved, tmp_path, broken, container):
     run("verify", path, "--exclude", "optim.state.1.*")
 
 
+@pytest.mark.parametrize("name", ["exp_avg", "exp_avg_sq"])
+@pytest.mark.parametrize("of", ["torch", "lowbit"])
+def test_one_of_adams_moments_is_missing(saved, tmp_path, of, name):
+    """It would be found where it is stepped, far from here. A parameter without any state is one
+    that had no gradient.
+    """
+    content = copy.deepcopy(saved)
+    if of == "torch":
+        run("convert", written(tmp_path, content, "torch"), tmp_path / "t.pt", "--to", "torch")
+        content = torch.load(tmp_path / "t.pt", weights_only=True)
+    for key in list(content["state"][2]):
+        if key == name or key.startswith(f"{name}_dynamic8"):
+            del content["state"][2][key]
+    path = written(tmp_path, content, "dcp")
+    text = f"parameter 2: has no {name}, which other parameters of its group have"
+    assert text in run("verify", path, code=4).stderr
+    content["state"][2] = {}
+    run("verify", written(tmp_path, content, "torch"))
+
+
 def test_torch_state_without_a_step(tmp_path):
     model = torch.nn.Linear(5, 7)
     opt = torch.optim.Adam(model.parameters())

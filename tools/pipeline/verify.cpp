@@ -299,6 +299,28 @@ void find_steps(const Model& model, TensorCheck& out) {
   }
 }
 
+/// Adam's parameters that lack one of the two moments, which others of their group have. What lost
+/// all its state may be a parameter that never was stepped.
+void find_moments(const Model& model, TensorCheck& out) {
+  if (model.algorithm != "adam") return;
+  for (const Group& group : model.groups) {
+    for (const std::string name : {"exp_avg", "exp_avg_sq"}) {
+      const auto has = [&](size_t i) {
+        const auto& states = model.params[i].states;
+        return std::any_of(states.begin(), states.end(), [&](const State& s) {
+          return s.name == name || s.name == name + "_row";
+        });
+      };
+      if (std::none_of(group.params.begin(), group.params.end(), has)) continue;
+      for (const size_t i : group.params) {
+        if (!has(i) && !model.params[i].states.empty())
+          out.find(shown(model.params[i]),
+                   "has no " + name + ", which other parameters of its group have");
+      }
+    }
+  }
+}
+
 /// The places of leaves, and what an optimizer of lowbit's would make of its state: what is
 /// missing, cast or contradictory there has sound bytes. A part of a checkpoint is not judged.
 void check_meaning(const std::shared_ptr<const Document>& document, const VerifyOptions& options,
@@ -315,7 +337,9 @@ void check_meaning(const std::shared_ptr<const Document>& document, const Verify
   if (dialect != "lowbit" && dialect != "torch") return;
   const auto model = found.value().dialect->read(document, found.value().tree);
   if (!model.ok() && dialect == "lowbit") find(model.error());
-  if (model.ok()) find_steps(model.value(), out);
+  if (!model.ok()) return;
+  find_steps(model.value(), out);
+  find_moments(model.value(), out);
 }
 
 /// A warning where records have no checksums that should have some.
