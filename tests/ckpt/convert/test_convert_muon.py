@@ -19,6 +19,7 @@ from tests.ckpt.convert.muon_peers import (
     STEPS,
     average,
     dion,
+    grad,
     keller,
     moments,
     moonlight,
@@ -185,6 +186,52 @@ def test_torchs_muon_both_ways(tmp_path):
         summed = convert(tmp_path, file, to)["state"][0]
         key = "momentum" if to == "dion" else "momentum_buffer"
         torch.testing.assert_close(summed[key] * (1 - 0.9), file["state"][0]["momentum_buffer"])
+
+
+def stepped(opt, first, last):
+    for t in range(first, last):
+        for group in opt.param_groups:
+            for name, p in zip(group["param_names"], group["params"], strict=True):
+                p.grad = grad(name, t)
+        opt.step()
+    return opt
+
+
+@pytest.mark.parametrize(
+    ("way", "state_format"), [("lowbit", "float32"), ("lowbit", "8bit"), ("torch", "float32")]
+)
+def test_normuon_goes_on(tmp_path, way, state_format):
+    """From lowbit, by way of the tool, into lowbit: the next steps are those of the first run."""
+    options = {"normuon_beta2": 0.95, "cautious_weight_decay": True, "state_format": state_format}
+    first = stepped(optimizer(**options), 0, 3)
+    made = convert(tmp_path, first.state_dict(), way)
+    if way == "torch":
+        assert made["state"][0]["second_momentum_buffer"].shape == (96,)
+        made = convert(tmp_path, made, "lowbit", "--state-format", state_format)
+    second = optimizer(normuon_beta2=0.5, state_format=state_format)
+    second.load_state_dict(made)
+    for name, kept in by_name(first).items():
+        if "second_momentum_buffer" in kept:
+            ours = by_name(second)[name]
+            assert torch.equal(ours["second_momentum_buffer"], kept["second_momentum_buffer"])
+    for ours, theirs in zip(second.param_groups, first.param_groups, strict=True):
+        assert ours["normuon_beta2"] == 0.95 and ours["cautious_weight_decay"] is True
+        for p, q in zip(ours["params"], theirs["params"], strict=True):
+            p.data.copy_(q.data)
+    stepped(first, 3, 5), stepped(second, 3, 5)
+    for ours, theirs in zip(second.param_groups, first.param_groups, strict=True):
+        assert all(map(torch.equal, ours["params"], theirs["params"]))
+
+
+def test_normuon_gets_another_format(tmp_path):
+    """Its second moments stay what they are, and other Muons have no place for them."""
+    first = stepped(optimizer(normuon_beta2=0.95, state_format="float32"), 0, 3)
+    made = convert(tmp_path, first.state_dict(), "lowbit", "--state-format", "8bit")
+    assert "momentum_buffer_dynamic8" in made["state"][0]
+    rows = by_name(first)["up.weight"]["second_momentum_buffer"]
+    assert torch.equal(made["state"][0]["second_momentum_buffer"], rows)
+    said = convert(tmp_path, first.state_dict(), "muon", code=3)
+    assert "keeps no second_momentum_buffer; --lossy" in said
 
 
 # ---- what can be read in two ways ----

@@ -179,7 +179,8 @@ class LowbitWriter {
   }
 
   Status state(const Param& p, const State& s, const Group* group) {
-    const bool factor = s.name.ends_with("_row") || s.name.ends_with("_col");
+    const bool factor =
+        s.name.ends_with("_row") || s.name.ends_with("_col") || s.name == kRowMoments;
     if (s.values == nullptr || (!is_moment(s.name) && !factor)) return put_raw(p, s);
     if (factor) {
       put_float32(p, s, s.shape);

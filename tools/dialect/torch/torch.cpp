@@ -149,10 +149,12 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
   Document out = begun(model);
   out.leaves = model.rest;
   static const Settings kNone;
-  // torch's Muon steps matrices only.
+  // torch's Muon steps matrices only, and is no NorMuon.
   const bool mixed = model.algorithm == "muon" &&
                      std::any_of(model.params.begin(), model.params.end(), [](const Param& p) {
-                       return !p.states.empty() && p.states[0].name != "momentum_buffer";
+                       return std::any_of(p.states.begin(), p.states.end(), [](const State& s) {
+                         return s.name != "momentum_buffer";
+                       });
                      });
   const Settings& table = mixed ? kNone : torch_settings(model.algorithm);
   if (table.empty() && model.dialect != "torch")

@@ -187,7 +187,9 @@ const std::map<std::string, Settings>& lowbit_tables() {
                                   {"ns_steps", Value::number(5)},
                                   {"adjust_lr_fn", none()},
                                   {"orthogonalize", Value::words("auto")},
-                                  {"split", none()}})},
+                                  {"split", none()},
+                                  {"normuon_beta2", none()},
+                                  {"cautious_weight_decay", flag(false)}})},
   };
   return all;
 }
@@ -280,7 +282,7 @@ std::string algorithm_of(const Model& model) {
   const bool muon = std::any_of(model.groups.begin(), model.groups.end(), [](const Group& group) {
     return setting(group, "ns_coefficients") != nullptr || setting(group, "use_muon") != nullptr;
   });
-  const std::set<std::string> of_muon = {"momentum_buffer", "exp_avg", "exp_avg_sq"};
+  const std::set<std::string> of_muon = {"momentum_buffer", kRowMoments, "exp_avg", "exp_avg_sq"};
   if (muon) {
     return std::includes(of_muon.begin(), of_muon.end(), names.begin(), names.end()) ? "muon" : "";
   }

@@ -12,6 +12,8 @@ namespace lowbit::ckpt {
 
 /// Whether states of that name have one number for each weight: "exp_avg", "momentum_buffer", ...
 bool is_moment(const std::string& name);
+/// NorMuon's state: a mean of squares for each row, in float32.
+inline constexpr const char* kRowMoments = "second_momentum_buffer";
 /// Whether such a state may be negative. A state with an unknown name may.
 bool is_signed_state(const std::string& name);
 /// Whether such a state is a copy of weights, which presets do not quantize.
