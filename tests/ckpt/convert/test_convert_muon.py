@@ -234,6 +234,20 @@ def test_normuon_gets_another_format(tmp_path):
     assert "keeps no second_momentum_buffer; --lossy" in said
 
 
+def test_dion_counts_the_steps_of_a_whole_group(tmp_path):
+    """AdamW's parameters have to agree. Muon does not step by the count: its matrices need not."""
+    opt = stepped(optimizer(state_format="float32"), 0, 2)
+    matrix, norm = opt.param_groups[0]["params"][0], opt.param_groups[1]["params"][1]
+    for p in (matrix, norm):
+        p.grad = None
+    opt.step()
+    said = convert(tmp_path, opt.state_dict(), "dion", code=3)
+    assert "norm.weight: has made 2 steps, another of its group 3; Dion" in said
+    opt.state[norm]["step"].fill_(3)
+    made = convert(tmp_path, opt.state_dict(), "dion")
+    assert [group["step"] for group in made["param_groups"]] == [3, 3]
+
+
 # ---- what can be read in two ways ----
 
 

@@ -123,6 +123,24 @@ bool couples_weight_decay(const Group& group) {
          real_setting(group, "decoupled_weight_decay").value_or(1) == 0;
 }
 
+Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,
+                                             const std::string& whose) {
+  std::optional<int64_t> step;
+  for (const size_t i : group.params) {
+    const Param& p = model.params[i];
+    if (p.states.empty()) continue;
+    const Value* number = number_in(p, "step");
+    if (number == nullptr) return bad(shown(p) + ": has no step");
+    ASSIGN_OR_RETURN(count, whole_of(*number, shown(p) + ": step"));
+    if (step && *step != count)
+      return bad(shown(p) + ": has made " + std::to_string(count) +
+                 " steps, another of its group " + std::to_string(*step) + "; " + whose +
+                 " counts the steps of a whole group");
+    step = count;
+  }
+  return step;
+}
+
 Status leave_out(const Param& param, const State& state, const std::string& whose,
                  const Wanted& wanted, DialectReport& report) {
   const std::string text = shown(param) + ": " + whose + " keeps no " + printable(state.name);

@@ -60,6 +60,10 @@ Status check_algorithm(const Model& model, const std::string& whose);
 Status check_maximize(const Model& model, const std::string& whose);
 /// Whether a group of Adam's has a weight decay that is part of the gradient.
 bool couples_weight_decay(const Group& group);
+/// The step that all parameters of a group have made, in whose state `whose` optimizer has none;
+/// empty where none has state. An error where they differ.
+Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,
+                                             const std::string& whose);
 /// For a state that `whose` ("lpmm") optimizer does not have: an error, or a warning with --lossy.
 Status leave_out(const Param& param, const State& state, const std::string& whose,
                  const Wanted& wanted, DialectReport& report);

@@ -67,24 +67,6 @@ Result<Model> read_fused(std::shared_ptr<const Document> document, const Optimiz
   return model;
 }
 
-/// The step that all parameters of a group have made.
-Result<std::optional<int64_t>> step_of(const Model& model, const Group& group) {
-  std::optional<int64_t> step;
-  for (const size_t i : group.params) {
-    const Param& p = model.params[i];
-    if (p.states.empty()) continue;
-    const Value* number = number_in(p, "step");
-    if (number == nullptr) return bad(shown(p) + ": has no step");
-    ASSIGN_OR_RETURN(count, whole_of(*number, shown(p) + ": step"));
-    if (step && *step != count)
-      return bad(shown(p) + ": has made " + std::to_string(count) +
-                 " steps, another of its group " + std::to_string(*step) +
-                 "; FusedAdam counts the steps of a whole group");
-    step = count;
-  }
-  return step;
-}
-
 Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectReport& report) {
   if ((!wanted.state_format.empty() && wanted.state_format != "float32") || wanted.block != 0)
     return Error{Exit::kUsage,
@@ -123,7 +105,7 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
     Value yes{.kind = Value::Kind::kBool};
     yes.integer = 1;
     made.emplace_back("bias_correction", std::move(yes));
-    ASSIGN_OR_RETURN(step, step_of(model, group));
+    ASSIGN_OR_RETURN(step, step_of_group(model, group, "FusedAdam"));
     if (step) made.emplace_back("step", Value::number(*step));
     return made;
   };

@@ -83,7 +83,7 @@ class Writer {
     return mu;
   }
 
-  Settings settings_of_group(const Group& group) {
+  Result<Settings> settings_of_group(const Group& group) {
     const bool muon = is_muon(group);
     const auto said = [&](const char* name, Value otherwise) {
       const Value* value = setting(group, name);
@@ -116,6 +116,7 @@ class Writer {
       if (!rms(group))
         warn("it always has the factor 0.2 sqrt(max(rows, columns)): adjust lr where that differs");
     } else {
+      ASSIGN_OR_RETURN(step, steps_of(group));
       if (muon && !rms(group))
         warn(
             "adjust_lr becomes 'spectral_norm', sqrt(rows / columns) also below 1: adjust lr where "
@@ -126,7 +127,7 @@ class Writer {
                   {"beta2", betas.items.size() < 2 ? real(0.95) : betas.items[1]},
                   {"weight_decay", decay},
                   {"algorithm", Value::words(muon ? "muon" : "adamw")},
-                  {"step", Value::number(steps_of(group))},
+                  {"step", Value::number(step)},
                   {"epsilon", muon ? real(1e-8) : said("eps", real(1e-8))},
                   {"nesterov", muon ? nesterov : Value::boolean(false)},
                   {"flatten", Value::boolean(false)},
@@ -143,8 +144,13 @@ class Writer {
     return said != nullptr && said->is(Value::Kind::kText) && said->text == "match_rms_adamw";
   }
 
-  /// The steps of a group: the most that one of its parameters has.
-  int64_t steps_of(const Group& group) const {
+  /// The steps of a group for Dion. Muon does not step by them, and matrices without a gradient
+  /// count fewer: the most that one of them has.
+  Result<int64_t> steps_of(const Group& group) const {
+    if (!is_muon(group)) {
+      ASSIGN_OR_RETURN(step, step_of_group(model_, group, names_.whose));
+      return step.value_or(0);
+    }
     int64_t most = 0;
     for (const size_t i : group.params) {
       const Value* step = number_in(model_.params[i], "step");
