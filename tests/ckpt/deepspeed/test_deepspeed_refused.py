@@ -128,6 +128,14 @@ EDITS = {
         lambda c: optimizer(c)["base_optimizer_state"]["state"][0].update(exp_avg=torch.ones(3)),
         "not that of the flat vector",
     ),
+    "a moment that is too long": (
+        "zero 2",
+        rank_file(1),
+        lambda c: optimizer(c)["base_optimizer_state"]["state"][0].update(
+            exp_avg=torch.ones(optimizer(c)["single_partition_of_fp32_groups"][0].numel() + 1)
+        ),
+        "its state exp_avg of group 0 has the shape .*not that of the flat vector",
+    ),
     "quantized slices": (
         "zero 2",
         rank_file(0),

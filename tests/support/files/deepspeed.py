@@ -210,6 +210,21 @@ def flat_parts(run: Run, group: int, state: str, stage: int, ranks: int) -> list
     return [part.clone() for part in padded.split(padded.numel() // ranks)]
 
 
+def touched(run: Run, group: int, ranks: int, rank: int) -> list[str]:
+    """The parameters of which a rank of stages 1 and 2 has a slice, in the order in which they
+    lie. DeepSpeed's own Muon keeps the momentum of all their elements there.
+    """
+    laid = run.laid(group, 1, ranks)
+    total = sum(run.params[name].numel() + padding for name, padding in laid.items())
+    each = (total + -total % (2 * ranks)) // ranks
+    here, at = [], 0
+    for name, padding in laid.items():
+        if at < (rank + 1) * each and at + run.params[name].numel() > rank * each:
+            here.append(name)
+        at += run.params[name].numel() + padding
+    return here
+
+
 def slice_mappings(run: Run, ranks: int, rank: int) -> list[OrderedDict]:
     """As DeepSpeed 0.19.8 tells them: wrong under round_robin_gradients, of the parameters before
     they were dealt out; right with paddings.
@@ -231,16 +246,18 @@ def slice_mappings(run: Run, ranks: int, rank: int) -> list[OrderedDict]:
 
 def optimizer_states(run: Run, stage: int, ranks: int, rank: int) -> dict[str, Any]:
     state: dict[int, dict[str, torch.Tensor]] = {}
-    masters, groups = [], []
+    masters, groups, paddings = [], [], []
     for i in range(len(run.groups)):
         state[i] = {"step": torch.tensor(float(run.step))}
         for key in ("exp_avg", "exp_avg_sq"):
             state[i][key] = flat_parts(run, i, key, stage, ranks)[rank]
         master = flat_parts(run, i, "fp32", stage, ranks)[rank]
         laid = run.laid(i, stage, ranks)
-        padding = -sum(run.params[k].numel() + v for k, v in laid.items()) % (2 * ranks)
-        strip = padding if stage < 3 and rank == ranks - 1 else 0
+        total = sum(run.params[k].numel() + v for k, v in laid.items())
+        behind = (rank + 1) * master.numel() - total
+        strip = min(max(behind, 0), master.numel()) if stage < 3 else 0
         masters.append(master[: master.numel() - strip].clone())
+        paddings.append(strip)
         groups.append({**run.settings(i), "params": [i]})
     base = {"state": state, "param_groups": groups}
     common = {
@@ -262,7 +279,7 @@ def optimizer_states(run: Run, stage: int, ranks: int, rank: int) -> dict[str, A
             "clip_grad": 1.0,
             "base_optimizer_state": base,
             "single_partition_of_fp32_groups": masters,
-            "group_paddings": [0] * len(groups),
+            "group_paddings": paddings,
             "param_alignment_paddings": [
                 list(run.laid(i, stage, ranks).values()) for i in range(len(groups))
             ],

@@ -5,14 +5,20 @@
 #include "container/common/open.h"
 #include "container/deepspeed/layout.h"
 #include "container/deepspeed/model_states.h"
+#include "container/deepspeed/momentum.h"
 #include "container/deepspeed/rank_files.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
 
-/// What a rank's file has of one flat vector: the master weights as "fp32", and the states.
-using RankPart = std::vector<std::pair<std::string, Payload>>;
+constexpr std::string_view kMomentum = "momentum_buffer";  // of Muon
+
+/// What a rank's file has of one flat vector.
+struct RankPart {
+  std::vector<std::pair<std::string, Payload>> vectors;  // master weights as "fp32", and states
+  RankMomentum momentum;                                 // where Muon steps the parameters
+};
 
 /// What the ranks read so far have of one parameter.
 struct Gathered {
@@ -88,7 +94,7 @@ class ZeroReader {
           fragments, stage3_ ? stage3_fragments(file, i, rank, length) : mapped_fragments(file, i));
       layouts_[i][rank] = {length, std::move(fragments)};
       ASSIGN_OR_RETURN(payload, file.payload(*master.tensor));
-      held_[i][rank].emplace_back("fp32", std::move(payload));
+      held_[i][rank].vectors.emplace_back("fp32", std::move(payload));
       RETURN_IF_ERROR(read_states(file, i, length, held_[i][rank]));
     }
     return fine();
@@ -143,7 +149,23 @@ class ZeroReader {
                " make " + std::to_string(at));
   }
 
+  /// The elements by which a rank's states may be longer than its master weights.
+  static uint64_t padding_of(const PartFile& file, size_t group) {
+    const Value* said = file.value({"optimizer_state_dict", "group_paddings"});
+    const bool known = said != nullptr && group < said->items.size() &&
+                       said->items[group].is(Value::Kind::kInt) && said->items[group].integer > 0;
+    return known ? static_cast<uint64_t>(said->items[group].integer) : 0;
+  }
+
+  /// Whether a state is as long as the master weights, with their padding or without. An old
+  /// DeepSpeed counts the padding of several ranks for the last one, where that has nothing else.
+  static bool fits(uint64_t held, uint64_t length, uint64_t padding) {
+    return held == length || held == length + padding || (length == 0 && held <= padding);
+  }
+
   Status read_states(const PartFile& file, size_t group, uint64_t length, RankPart& part) {
+    const uint64_t padding = stage3_ ? 0 : padding_of(file, group);
+    const bool muon = !stage3_ && is_stepped_by_muon(file, below(base(), "param_groups"), group);
     const Path at =
         below(below(base(), "state"), Key(Key::Kind::kNumber, static_cast<int64_t>(group)));
     return file.for_below(at, [&](const Path& path, const FileLeaf& leaf) -> Status {
@@ -160,12 +182,17 @@ class ZeroReader {
       const bool number = leaf.value != nullptr || leaf.tensor->shape.empty() ||
                           (name == "step" && volume(leaf.tensor->shape) == 1);
       if (number) return take_number(file, group, name, leaf, what);
-      if (leaf.tensor->shape.size() != 1 || volume(leaf.tensor->shape) < length)
-        return bad(what + " has the shape " + shape_text(leaf.tensor->shape) +
-                   ", which is not that of the flat vector of " + std::to_string(length) +
+      const uint64_t held = volume(leaf.tensor->shape);
+      const bool vector = leaf.tensor->shape.size() == 1;
+      const std::string shaped = what + " has the shape " + shape_text(leaf.tensor->shape);
+      if (vector && muon && name == kMomentum) {
+        part.momentum = {shaped, held, length, padding, keeps_slices(file)};
+      } else if (!vector || !fits(held, length, padding)) {
+        return bad(shaped + ", which is not that of the flat vector of " + std::to_string(length) +
                    " elements");
+      }
       ASSIGN_OR_RETURN(payload, file.payload(*leaf.tensor));
-      part.emplace_back(name, std::move(payload));
+      part.vectors.emplace_back(name, std::move(payload));
       return fine();
     });
   }
@@ -176,13 +203,22 @@ class ZeroReader {
         ASSIGN_OR_RETURN(paddings, read_paddings(*first_, i, states_.groups[i].size()));
         if (!lie_in_order(states_.groups[i], paddings, layouts_[i])) contradictory_.insert(i);
       }
+      ASSIGN_OR_RETURN(whole, is_whole_momentum(i));
       for (size_t rank = 0; rank < files_.size(); ++rank) {
-        for (const auto& [state, payload] : held_[i][rank])
-          take(state, payload, layouts_[i][rank].fragments);
+        for (const auto& [state, payload] : held_[i][rank].vectors)
+          take(state, payload, i, layouts_[i][rank].fragments, whole && state == kMomentum);
       }
       take_empty(i);
     }
     return fine();
+  }
+
+  /// Whether the momentum of a group is of whole parameters.
+  Result<bool> is_whole_momentum(size_t group) const {
+    std::vector<RankMomentum> momenta;
+    for (const RankPart& part : held_[group]) momenta.push_back(part.momentum);
+    if (contradictory_.contains(group)) return false;  // check_layouts says so
+    return is_of_whole_parameters(states_.groups[group], layouts_[group], momenta);
   }
 
   /// No rank of stages 1 and 2 names a slice of a parameter without elements: it has the states of
@@ -190,7 +226,7 @@ class ZeroReader {
   void take_empty(size_t group) {
     for (const auto& [name, shape] : states_.groups[group]) {
       if (volume(shape) != 0) continue;
-      for (const auto& [state, payload] : held_[group][0]) {
+      for (const auto& [state, payload] : held_[group][0].vectors) {
         auto& slices = params_[name].slices[state];
         if (slices.empty()) slices.push_back({payload, 0, 0, 0});
       }
@@ -206,16 +242,28 @@ class ZeroReader {
                std::to_string(*contradictory_.begin()) + ": are the files of one save?");
   }
 
-  void take(const std::string& state, const Payload& payload,
-            const std::vector<Fragment>& fragments) {
+  /// Takes a rank's slices out of its vector, which has them at the fragments' places, or has whole
+  /// parameters one after the other.
+  void take(const std::string& state, const Payload& payload, size_t group,
+            const std::vector<Fragment>& fragments, bool whole) {
+    uint64_t begin = 0;  // of the parameter in a vector of whole ones
     for (const Fragment& f : fragments) {
       Gathered& param = params_[f.name];
       uint64_t& done = param.done[state];
+      const uint64_t first = whole ? begin + done : f.first;
+      if (whole) begin += length_of(group, f.name);
       // Nothing of it here; an empty parameter has one empty slice.
       if (f.count == 0 && done > 0) continue;
-      param.slices[state].push_back({payload, f.first, done, f.count});
+      param.slices[state].push_back({payload, first, done, f.count});
       done += f.count;
     }
+  }
+
+  uint64_t length_of(size_t group, const std::string& name) const {
+    for (const auto& [known, shape] : states_.groups[group]) {
+      if (known == name) return volume(shape);
+    }
+    return 0;
   }
 
   /// A number is the same on all ranks.
