@@ -3,6 +3,8 @@ and runtime/bf16_optimizer.py). A rank's momentum is of whole parameters, all th
 there; where the optimizer is offloaded, and under BF16_Optimizer, it is of the slices.
 """
 
+import itertools
+import json
 from typing import Any
 
 import pytest
@@ -165,3 +167,62 @@ def test_ranks_of_two_runs_are_refused(tmp_path):
     sliced = write_muon(tmp_path / "sliced", of, 2, 2, whole=False, zero=OFFLOADED)
     (sliced / rank_file(1)).replace(whole / rank_file(1))
     assert "are the files of one save?" in run("verify", whole, code=3).stderr
+
+
+@pytest.mark.parametrize(
+    ("adam", "decay", "mode"),
+    itertools.product(["FusedAdam", "inline"], [0.1, 0.0], [None, True, False]),
+)
+def test_adams_weight_decay_is_as_it_ran(tmp_path, adam, decay, mode):
+    """`adam_w_mode` of the type Muon is that of the groups which Adam steps, by DeepSpeed's Adam or
+    by Muon's own lines; Muon's decay is always decoupled.
+    """
+    said = {} if mode is None else {"adam_w_mode": mode}
+    folder = write_muon(tmp_path / "step", matrices(), 2, 2, whole=True, **said)
+
+    def change(content):
+        group = optimizer(content)["base_optimizer_state"]["param_groups"][1]
+        group["weight_decay"] = decay
+        if adam == "FusedAdam":
+            group.update(bias_correction=True, step=3)
+
+    for rank in range(2):
+        edited(folder / rank_file(rank), change)
+    groups = json.loads(run("inspect", folder, "--json").stdout)["groups"]
+    assert "decoupled_weight_decay" not in groups[0]["settings"]
+    coupled = mode is False
+    assert groups[1]["settings"].get("decoupled_weight_decay", True) is not coupled
+    kept = converted(folder, "--to", "torch")["optim"]["param_groups"]
+    assert "decoupled_weight_decay" not in kept[0]
+    assert kept[1].get("decoupled_weight_decay", True) is not coupled
+    (tmp_path / "out.pt").unlink()
+    for to in ("lowbit", "muon"):
+        target = tmp_path / f"{to}.pt"
+        done = run("convert", folder, target, "--to", to)
+        warned = "weight decay is part of the gradient" in done.stdout + done.stderr
+        assert warned is (coupled and decay > 0)
+
+
+def test_torchs_adam_beside_muon_says_its_decay(tmp_path):
+    folder = write_muon(tmp_path / "step", matrices(), 2, 2, whole=True, adam_w_mode=False)
+
+    def change(content):
+        group = optimizer(content)["base_optimizer_state"]["param_groups"][1]
+        group["decoupled_weight_decay"] = False
+
+    for rank in range(2):
+        edited(folder / rank_file(rank), change)
+    kept = converted(folder, "--to", "torch")["optim"]["param_groups"]
+    assert kept[1]["decoupled_weight_decay"] is False
+
+
+@pytest.mark.parametrize("decay", [0.1, 0.0])
+def test_a_decay_that_no_file_tells_is_warned_of(tmp_path, decay):
+    folder = write_muon(tmp_path / "step", matrices(), 2, 2, whole=True)
+    edited(folder / "mp_rank_00_model_states.pt", lambda c: c.update(ds_config="ds.json"))
+
+    def change(content):
+        optimizer(content)["base_optimizer_state"]["param_groups"][1]["weight_decay"] = decay
+
+    edited(folder / rank_file(0), change)
+    assert ("adam_w_mode" in run("inspect", folder).stdout) is (decay > 0)

@@ -50,19 +50,28 @@ bool is_set(const Value* value) {
 }
 
 /// Whether the Adam of a configuration adds its decay to the gradient. As the engine has it, the
-/// mode counts for the name Adam, in any case, and is true where it is not said.
+/// mode counts for the names Adam and Muon, in any case, and is true where it is not said.
 bool is_coupled(const std::string& type, const Value* mode) {
   std::string lower = type;
   for (char& c : lower) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-  return lower == "adam" && mode != nullptr && !is_set(mode);
+  return (lower == "adam" || lower == "muon") && mode != nullptr && !is_set(mode);
+}
+
+/// Whether DeepSpeed's own Muon made the group for Adam, which may be lines of Muon's that leave no
+/// setting behind.
+bool is_beside_muon(const PartFile& file, const Path& group) {
+  const Value *muon = file.value(below(group, "use_muon")),
+              *name = file.value(below(group, "name"));
+  return muon != nullptr && muon->is(Value::Kind::kBool) && muon->integer == 0 && name != nullptr &&
+         name->is(Value::Kind::kText) && name->text.ends_with("adam-params");
 }
 
 /// Adds decoupled_weight_decay to a group of DeepSpeed's own Adam that was not AdamW, and warns
 /// where no file tells.
 Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const Path& group,
                  const PartFile& model) {
-  const bool own = file.has_below(below(group, "bias_correction")) &&
-                   !file.has_below(below(group, "decoupled_weight_decay"));
+  const bool adam = file.has_below(below(group, "bias_correction")) || is_beside_muon(file, group);
+  const bool own = adam && !file.has_below(below(group, "decoupled_weight_decay"));
   if (!own) return fine();
   const Value* type = model.value({"ds_config", "optimizer", "type"});
   if (type != nullptr && type->is(Value::Kind::kText)) {

@@ -123,6 +123,13 @@ bool couples_weight_decay(const Group& group) {
          real_setting(group, "decoupled_weight_decay").value_or(1) == 0;
 }
 
+void warn_of_coupled_decay(const Model& model, const std::string& whose, DialectReport& report) {
+  if (std::any_of(model.groups.begin(), model.groups.end(), couples_weight_decay))
+    report.warnings.push_back(
+        "weight decay is part of the gradient in the groups that Adam steps; " + whose +
+        " decouples it, as AdamW does");
+}
+
 Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,
                                              const std::string& whose) {
   std::optional<int64_t> step;

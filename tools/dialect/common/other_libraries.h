@@ -60,6 +60,8 @@ Status check_algorithm(const Model& model, const std::string& whose);
 Status check_maximize(const Model& model, const std::string& whose);
 /// Whether a group of Adam's has a weight decay that is part of the gradient.
 bool couples_weight_decay(const Group& group);
+/// Warns where the Adam beside a Muon has one: `whose` decouples it, as all that have both do.
+void warn_of_coupled_decay(const Model& model, const std::string& whose, DialectReport& report);
 /// The step that all parameters of a group have made, in whose state `whose` optimizer has none;
 /// empty where none has state. An error where they differ.
 Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,

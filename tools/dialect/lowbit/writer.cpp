@@ -39,6 +39,7 @@ class LowbitWriter {
 
   Result<Document> write() {
     if (lowbit_settings(model_.algorithm).empty()) return no_optimizer(model_, "lowbit");
+    if (model_.algorithm == "muon") warn_of_coupled_decay(model_, "lowbit.MuonWithAdamW", report_);
     out_ = begun(model_);
     out_.leaves = model_.rest;
     for (size_t i = 0; i < model_.params.size(); ++i)

@@ -170,6 +170,7 @@ class Reader {
       take("adamw_eps", "eps");
       take("epsilon", "eps");
       take("eps", "eps");
+      take("decoupled_weight_decay", "decoupled_weight_decay");
     }
     set_in(out, "use_muon", Value::boolean(muon));
     take("initial_lr", "initial_lr");
