@@ -74,3 +74,5 @@ def test_many_settings_take_no_time_for_each_pair(tmp_path, kept):
     torch.save(content, tmp_path / "many.pt")
     said, seconds, _ = measured("verify", tmp_path / "many.pt")
     assert "hold" in said and seconds < 20
+    said, seconds, _ = measured("inspect", tmp_path / "many.pt", "--json")
+    assert len(said) > count and seconds < 10

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <unordered_set>
 
 #include "container/common/open.h"
 #include "container/document/subclass_cut.h"
@@ -77,6 +78,24 @@ Json to_json(const Health& h) {
   return out;
 }
 
+/// The entries of an object, in time by their number: an ordered one looks for a key among all.
+class Entries {
+ public:
+  void set(const std::string& key, Json value) {
+    auto& entries = object_.get_ref<Json::object_t&>();
+    if (known_.insert(key).second) {
+      entries.emplace_back(key, std::move(value));
+    } else {  // two names that are shown as one
+      entries[key] = std::move(value);
+    }
+  }
+  Json take() { return std::move(object_); }
+
+ private:
+  Json object_ = Json::object();
+  std::unordered_set<std::string> known_;
+};
+
 /// What the optimizer's state means: dialect, groups, and each state of each parameter.
 Status describe(const Model& model, const InspectOptions& options, Json& out) {
   out["dialect"] = model.dialect;
@@ -84,9 +103,9 @@ Status describe(const Model& model, const InspectOptions& options, Json& out) {
   for (const std::string& w : model.warnings) out["warnings"].push_back(w);
   out["groups"] = Json::array();
   for (const Group& group : model.groups) {
-    Json settings = Json::object();
-    for (const auto& [key, value] : group.settings) settings[printable(key)] = shown(value, 0);
-    out["groups"].push_back({{"parameters", group.params.size()}, {"settings", settings}});
+    Entries settings;
+    for (const auto& [key, value] : group.settings) settings.set(printable(key), shown(value, 0));
+    out["groups"].push_back({{"parameters", group.params.size()}, {"settings", settings.take()}});
   }
   uint64_t total = 0, done = 0;
   for (const Param& param : model.params) {
@@ -120,16 +139,15 @@ class Totals {
  public:
   explicit Totals(Json& out) : out_(out) {
     out_["tensors"] = Json::array();
-    out_["values"] = Json::object();
+    out_["values"] = nullptr;  // its place; see finish
   }
 
   /// `stored_as`: what the dialect says of the leaf, null where nothing.
   Status add(const Document& document, const Leaf& leaf, const std::string* stored_as) {
     const std::string name = leaf.name();
     if (leaf.kind == Leaf::Kind::kValue || leaf.kind == Leaf::Kind::kOpaque) {
-      out_["values"][printable(name)] = leaf.kind == Leaf::Kind::kValue || leaf.value.is_opaque()
-                                            ? shown(leaf.value, 0)
-                                            : Json("<not plain data>");
+      const bool plain = leaf.kind == Leaf::Kind::kValue || leaf.value.is_opaque();
+      values_.set(printable(name), plain ? shown(leaf.value, 0) : Json("<not plain data>"));
       return fine();
     }
     ASSIGN_OR_RETURN(bytes, kept_bytes(document, leaf));
@@ -172,6 +190,7 @@ class Totals {
   }
 
   void finish() {
+    out_["values"] = values_.take();
     out_["steps"] = steps_;
     for (const auto& [key, sums] :
          {std::pair{"bytes_by_dtype", &dtypes_}, std::pair{"bytes_by_kind", &kinds_}}) {
@@ -185,6 +204,7 @@ class Totals {
  private:
   static constexpr const char* kOther = "weights and other tensors";
   Json& out_;
+  Entries values_;
   std::map<std::string, std::pair<uint64_t, uint64_t>> dtypes_, kinds_;  // tensors, bytes
   std::set<double> steps_;
   uint64_t bytes_ = 0;
