@@ -55,5 +55,6 @@ def _near(name: str) -> str:
     if name.startswith("_"):  # such as what copy and inspect look for
         return ""
     public = [key for key in sys.modules["lowbit"].__all__ if not key.startswith("_")]
-    same = [key for key in public if key.lower() == name.lower()]
-    return did_you_mean(name, same or public, cutoff=0.5 if same else 0.8)
+    plain = name.lower().replace("_", "")
+    same = [key for key in public if key.lower().replace("_", "") == plain]
+    return did_you_mean(name, same or public, cutoff=0.0 if same else 0.8)

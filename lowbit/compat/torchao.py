@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 from typing_extensions import Unpack
 
-from lowbit.compat.bitsandbytes import refuse_keywords
 from lowbit.config.arguments import Options
 from lowbit.config.presets import choice, scaled
 from lowbit.optim.optimizer import LowbitOptimizer
@@ -26,12 +26,15 @@ class _TorchaoName(LowbitOptimizer):
     """torchao's two keywords for Adam and AdamW.
 
     Args:
-        block_size: the block length of all states; None (default) keeps the preset's.
+        block_size: the block length of all states; None (default) keeps the preset's. It is for the
+            whole optimizer, with or without `amsgrad` in a group.
         bf16_stochastic_round: False rounds bfloat16 parameters to nearest;
             True and None (default) round stochastically.
     """
 
     _preset = "8bit"
+    # The formats of states, signed and not, if `block_size` decides them.
+    _blocks: tuple[dict[str, Any], dict[str, Any]] | None = None
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         """Sets the signature that editors,
@@ -59,7 +62,6 @@ class _TorchaoName(LowbitOptimizer):
             bf16_stochastic_round: bool | None = None,
             **kwargs: Any,
         ) -> None:
-            refuse_keywords(type(self).__name__, kwargs)
             made: dict[str, Any] = {"state_format": self._preset}
             for theirs, given, ours in (
                 ("block_size", block_size, "state_format"),
@@ -75,12 +77,36 @@ class _TorchaoName(LowbitOptimizer):
                     scaled(choice(self._preset, signed=kind)["format"], block=block_size)
                     for kind in (True, False)
                 )
-                made["state_format"] = {"exp_avg": signed, "exp_avg_sq": unsigned}
-                if kwargs.get("amsgrad") or (len(args) > 4 and args[4]):
-                    made["state_format"]["max_exp_avg_sq"] = unsigned
+                self._blocks = signed, unsigned
+                amsgrad = kwargs.get("amsgrad") or (len(args) > 4 and args[4])
+                made["state_format"] = self._formats({"amsgrad": amsgrad})
             if bf16_stochastic_round is False:
                 made["param_format"] = "nearest"
             super().__init__(params, *args, **{**made, **kwargs})
+
+        def __getstate__(self) -> dict[str, Any]:
+            return {**super().__getstate__(), "_blocks": self._blocks}
+
+    def _formats(self, group: Mapping[str, Any]) -> dict[str, Any]:
+        """`state_format` of a group by `block_size`: it names exactly the states that there are."""
+        assert self._blocks is not None
+        signed, unsigned = self._blocks
+        made = {"exp_avg": signed, "exp_avg_sq": unsigned}
+        return {**made, "max_exp_avg_sq": unsigned} if group["amsgrad"] else made
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if isinstance(param_group, dict):
+            if "block_size" in param_group:
+                raise ValueError(
+                    f"block_size={param_group['block_size']!r} is for a whole optimizer, not for a "
+                    "group of it: give the group state_format={'exp_avg': lowbit.scaled(...), "
+                    "'exp_avg_sq': lowbit.scaled(...)}"
+                )
+            if self._blocks is not None and "amsgrad" in param_group:
+                param_group.setdefault("state_format", self._formats(param_group))
+        super().add_param_group(param_group)
+
+    add_param_group.__doc__ = LowbitOptimizer.add_param_group.__doc__
 
 
 if TYPE_CHECKING:

@@ -13,7 +13,7 @@ from typing import Any, TypedDict, TypeVar
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lowbit.config.hints import did_you_mean, warn_once
+from lowbit.config.hints import did_you_mean, refuse_keywords, warn_once
 from lowbit.config.overrides import check as check_overrides
 from lowbit.config.overrides import check_together
 from lowbit.config.types import ParamFormat, StateFormat, StateMemory
@@ -121,6 +121,7 @@ def group_defaults(
     Raises:
         TypeError, ValueError: as `check_group` does; or an argument is unknown.
     """
+    refuse_keywords(type(opt).__name__, options)
     for name in options:
         if name not in DEFAULTS:
             known = [key for key in inspect.signature(type(opt)).parameters if key != "params"]

@@ -1,10 +1,36 @@
-"""What an error or warning adds about a mistake: the word that was meant, and the caller's line."""
+"""What an error or warning adds about a mistake: the word that was meant, what replaces an argument
+of another library, and the caller's line.
+"""
 
 from __future__ import annotations
 
 import sys
 import warnings
 from collections.abc import Iterable
+
+# bitsandbytes' own keywords and their replacements.
+_BITSANDBYTES = {
+    "optim_bits": 'state_format="8bit" or "float32"',
+    "min_8bit_size": "min_numel=",
+    "percentile_clipping": "lowbit.clip_grad_norm_ before the step",
+    "block_wise": "nothing: scales always cover blocks",
+    "is_paged": 'state_memory="managed", or "pinned"',
+    "args": "nothing",
+}
+
+
+def refuse_keywords(name: str, options: Iterable[str]) -> None:
+    """Raises TypeError for bitsandbytes' keywords that have another name here, or none.
+
+    Args:
+        name: of the optimizer that was given them.
+    """
+    if found := [key for key in options if key in _BITSANDBYTES]:
+        instead = "; ".join(f"in place of {key} write {_BITSANDBYTES[key]}" for key in found)
+        raise TypeError(
+            f"lowbit.{name} takes the arguments of lowbit, not bitsandbytes' "
+            f"{', '.join(found)}: {instead}"
+        )
 
 
 def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.7) -> str:

@@ -64,7 +64,8 @@ def qconfig(
         quantizes above THRESHOLD.
 
     Raises:
-        ValueError: a key or value that has no equivalent here; the message names both.
+        ValueError: a key or value that has no equivalent here, or a section that has no settings;
+            the message names both. Or a file is among those it starts from.
     """
     merged: dict[str, dict[str, Any]] = {name: dict(keys) for name, keys in _DEFAULTS.items()}
     _merge(merged, config)
@@ -76,32 +77,44 @@ def qconfig(
 
 
 def _merge(
-    merged: dict[str, dict[str, Any]], config: str | os.PathLike[str] | Mapping[str, Any]
+    merged: dict[str, dict[str, Any]],
+    config: str | os.PathLike[str] | Mapping[str, Any],
+    above: tuple[str, ...] = (),
 ) -> None:
-    """Applies a configuration over `merged`, after the files of its BASE."""
+    """Applies a configuration over `merged`, after the files of its BASE.
+
+    Args:
+        above: the files that start from this one.
+    """
     base = ""
     if not isinstance(config, Mapping):
         import yaml  # type: ignore[import-untyped]
 
-        base = os.path.dirname(os.fspath(config))
-        with open(config, encoding="utf-8") as file:
+        path = os.fspath(config)
+        if os.path.realpath(path) in above:
+            raise ValueError(f"BASE of {above[-1]!r} names {path!r}, which starts from it")
+        above = (*above, os.path.realpath(path))
+        base = os.path.dirname(path)
+        with open(path, encoding="utf-8") as file:
             config = yaml.safe_load(file) or {}
         if not isinstance(config, Mapping):
             raise ValueError(f"the configuration must be a mapping, not {config!r}")
-    for path in config.get("BASE") or ():
-        if path:
-            _merge(merged, os.path.join(base, path))
-    quant = config.get("QUANT", config)
+    for path in _bases(config):
+        _merge(merged, os.path.join(base, path), above)
+    quant = _settings("QUANT", config.get("QUANT", config), "M and SQM to their settings")
     for section, keys in quant.items():
-        if section in ("P", "G") and keys.get("ENABLE"):
+        if section == "BASE":
+            continue
+        if section not in (*merged, "P", "G"):
             raise ValueError(
-                f"{section}.ENABLE is {keys['ENABLE']!r}: only optimizer state is quantized here"
+                f"{section!r} is not a section that lowbit uses; sections are {', '.join(merged)}"
             )
+        keys = _settings(section, keys, "names of settings to values")
         if section not in merged:
-            if section not in ("P", "G", "BASE"):
+            if keys.get("ENABLE"):
                 raise ValueError(
-                    f"{section!r} is not a section that lowbit uses; "
-                    f"sections are {', '.join(merged)}"
+                    f"{section}.ENABLE is {keys['ENABLE']!r}: only optimizer state is quantized "
+                    "here"
                 )
             continue
         for key, value in keys.items():
@@ -115,6 +128,25 @@ def _merge(
             if key not in merged[section] and key not in _UNUSED:
                 raise ValueError(f"{section}.{key} is {value!r}, but lowbit has no such setting")
             merged[section][key] = value
+
+
+def _settings(name: str, given: Any, what: str) -> Mapping[str, Any]:
+    """The settings of a section. Raises ValueError if it is not a mapping, as an empty one in YAML
+    is not.
+    """
+    if isinstance(given, Mapping):
+        return given
+    raise ValueError(f"{name} is {given!r}; it must map {what}, or be left out for lpmm's own")
+
+
+def _bases(config: Mapping[str, Any]) -> list[str]:
+    """The files that a configuration starts from; "" names none, as lpmm has it."""
+    given = config.get("BASE")
+    if given is None:
+        return []
+    if not isinstance(given, (list, tuple)) or not all(isinstance(path, str) for path in given):
+        raise ValueError(f"BASE is {given!r}; it must be a list of files")
+    return [path for path in given if path]
 
 
 def _spec(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -143,7 +175,8 @@ def _spec(section: str, keys: Mapping[str, Any]) -> dict[str, Any]:
     if section == "M" and not keys["SIGNED"]:
         raise ValueError("M.SIGNED is False, but a first moment has negative values")
     threshold = keys["THRESHOLD"]
-    if threshold is not None and (not isinstance(threshold, int) or threshold < 0):
+    number = isinstance(threshold, int) and not isinstance(threshold, bool)
+    if threshold is not None and not (number and threshold >= 0):
         raise ValueError(f"{section}.THRESHOLD is {threshold!r}, not a number of elements")
     try:
         return scaled(

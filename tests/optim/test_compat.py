@@ -2,6 +2,7 @@
 do wrong: each defect is held to not be ours.
 """
 
+import copy
 import inspect
 
 import pytest
@@ -120,7 +121,25 @@ def test_names_of_torchao_take_its_keywords(name, bits, block):
     assert [t.shape[1] for t in scales] == [256 // block] * 2
 
 
-@pytest.mark.parametrize("name", ["AdamW8bit", "Lion8bit"])
+@pytest.mark.parametrize("name", ["AdamW8bit", "Adam4bit", "AdamWFp8"])
+def test_block_size_is_of_amsgrads_state_in_any_group(name):
+    """Also of groups that are added later, to a copy."""
+    plain, own, later = (nn.Parameter(torch.ones(32, 256)) for _ in range(3))
+    groups = [{"params": [plain], "amsgrad": False}, {"params": [own]}]
+    opt = copy.deepcopy(getattr(lowbit, name)(groups, amsgrad=True, block_size=64))
+    opt.add_param_group({"params": [later], "amsgrad": True})
+    for group, states in zip(opt.param_groups, (2, 3, 3), strict=True):
+        scales = [t for k, t in opt.state[group["params"][0]].items() if k.endswith("_scale")]
+        assert [t.shape for t in scales] == [(32, 4)] * states
+
+
+def test_block_size_is_of_no_group():
+    group = {"params": [nn.Parameter(torch.ones(MATRIX))], "block_size": 64}
+    with pytest.raises(ValueError, match="block_size=64 is for a whole optimizer"):
+        lowbit.AdamW8bit([group])
+
+
+@pytest.mark.parametrize("name", ["AdamW8bit", "Lion8bit", "AdamW", "LAMB"])
 def test_keywords_of_bitsandbytes_are_named_with_what_replaces_them(name):
     make = getattr(lowbit, name)
     with pytest.raises(
@@ -148,6 +167,12 @@ BITSANDBYTES = [
     "PytorchLARS",
     "GlobalOptimManager",
 ]
+
+
+def test_names_of_transformers_are_near_ours():
+    for name, meant in (("lamb_8bit", "LAMB8bit"), ("schedule_free_adamw", "ScheduleFreeAdamW")):
+        with pytest.raises(AttributeError, match=f"did you mean '{meant}'"):
+            getattr(lowbit, name)
 
 
 @pytest.mark.parametrize("name", BITSANDBYTES)

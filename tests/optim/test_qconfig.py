@@ -107,6 +107,11 @@ def test_lpmms_threshold_is_strict():
         ({"M": {"SIGNED": False}}, "M.SIGNED is False"),
         ({"M": {"ENABLE": "yes"}}, "M.ENABLE is 'yes'"),
         ({"M": {"THRESHOLD": -1}}, "M.THRESHOLD is -1"),
+        ({"M": {"THRESHOLD": True}}, "M.THRESHOLD is True"),
+        ({"M": None}, "M is None; it must map names of settings"),
+        ({"P": None}, "P is None"),
+        ({"SQM": 4}, "SQM is 4"),
+        (None, "QUANT is None; it must map M and SQM"),
         ({"M": {"BITTS": 4}}, "M.BITTS is 4"),
         ({"P": {"ENABLE": True}}, "P.ENABLE is True"),
         ({"M": {"ROUND_TYPE": ["up"]}}, "M.ROUND_TYPE is"),
@@ -116,3 +121,27 @@ def test_lpmms_threshold_is_strict():
 def test_lpmm_settings_that_cannot_be_expressed(config, words):
     with pytest.raises(ValueError, match=words):
         lowbit.qconfig({"QUANT": config})
+
+
+@pytest.mark.parametrize(
+    "base, words",
+    [
+        ("[a.yml]", r"BASE of '.*a\.yml' names '.*a\.yml', which starts from it"),
+        ("[b.yml]", r"BASE of '.*b\.yml' names '.*a\.yml', which starts from it"),
+        ("b.yml", "BASE is 'b.yml'; it must be a list of files"),
+        ("[3]", r"BASE is \[3\]; it must be a list of files"),
+    ],
+)
+def test_files_that_cannot_be_started_from(tmp_path, base, words):
+    (tmp_path / "a.yml").write_text(f"BASE: {base}\n")
+    (tmp_path / "b.yml").write_text("BASE: [a.yml]\n")
+    with pytest.raises(ValueError, match=words):
+        lowbit.qconfig(tmp_path / "a.yml")
+
+
+def test_two_files_may_start_from_one(tmp_path):
+    (tmp_path / "base.yml").write_text("QUANT: {M: {BITS: 5}}\n")
+    for name in ("left", "right"):
+        (tmp_path / f"{name}.yml").write_text("BASE: [base.yml]\n")
+    (tmp_path / "a.yml").write_text("BASE: ['', left.yml, right.yml]\n")
+    assert lowbit.qconfig(tmp_path / "a.yml")["exp_avg"]["format"] == "dynamic5"
