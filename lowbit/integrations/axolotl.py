@@ -13,7 +13,8 @@ from typing import Any
 from axolotl.integrations.base import BasePlugin
 from pydantic import BaseModel
 
-from lowbit.integrations.transformers import build, optimizer
+import lowbit
+from lowbit.integrations.transformers import ScheduleFreeCallback, build, optimizer
 from lowbit.optim.optimizer import LowbitOptimizer
 
 TORCHS = ("adamw_torch", "adamw_torch_fused")  # what `optimizer:` may say beside the plugin
@@ -47,7 +48,8 @@ class LowbitPlugin(BasePlugin):
         return f"{LowbitArgs.__module__}.{LowbitArgs.__name__}"
 
     def post_trainer_create(self, cfg: Any, trainer: Any) -> None:
-        """Sets the trainer's `optimizer_cls_and_kwargs`.
+        """Sets the trainer's `optimizer_cls_and_kwargs`, and adds `ScheduleFreeCallback` where the
+        optimizer needs it.
 
         Raises:
             ValueError: the file chooses another optimizer too, or has settings of groups or options
@@ -70,6 +72,8 @@ class LowbitPlugin(BasePlugin):
         name = cfg.lowbit_optimizer or "AdamW"
         _, given = optimizer(trainer.args, name, **dict(cfg.lowbit_options or {}))
         trainer.optimizer_cls_and_kwargs = (lambda: _build, given)
+        if issubclass(given["cls"], lowbit.ScheduleFreeAdamW):
+            trainer.add_callback(ScheduleFreeCallback())
 
 
 def _build(model: Any, *_: Any, **options: Any) -> LowbitOptimizer:

@@ -21,7 +21,7 @@ from torch import nn
 import lowbit
 from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
-from lowbit.optim.named import optimizer_named
+from lowbit.optim.named import no_optimizer, optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
 OF_GROUPS = ("embeddings", "heads")  # the options that are those of `lowbit.param_groups`
@@ -55,7 +55,9 @@ class LowbitConfig(OptimizerConfig):
         super().__post_init__()
         cls = optimizer_named(self.optimizer)
         if cls is None:
-            raise ValueError(f"lowbit has no optimizer {self.optimizer!r}; lowbit.AdamW is one")
+            raise ValueError(
+                f"lowbit has no optimizer {self.optimizer!r}{no_optimizer(self.optimizer)}"
+            )
         self._cls: Callable[..., LowbitOptimizer] = cls
 
     def build(

@@ -15,7 +15,7 @@ from typing import Any
 from torch.optim import Optimizer
 from torchtitan.components.optimizer import OptimizersContainer, ParamGroupConfig
 
-from lowbit.optim.named import optimizer_named
+from lowbit.optim.named import no_optimizer, optimizer_named
 from lowbit.optim.param_groups import HEAD_NAMES
 
 # FQNs of torchtitan's embedding and the output heads, for `full_precision=` of `adamw`.
@@ -33,9 +33,10 @@ class LowbitOptimizers(OptimizersContainer):
     def _resolve_optimizer_factory(name: str) -> Callable[..., Optimizer]:
         if not name.startswith("lowbit."):
             return OptimizersContainer._resolve_optimizer_factory(name)
-        cls = optimizer_named(name.removeprefix("lowbit."))
+        own = name.removeprefix("lowbit.")
+        cls = optimizer_named(own)
         if cls is None:
-            raise ValueError(f"there is no optimizer {name}; lowbit.AdamW is one")
+            raise ValueError(f"there is no optimizer {name}{no_optimizer(own)}")
         return cls
 
 

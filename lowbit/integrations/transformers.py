@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -18,8 +19,11 @@ import lowbit
 from lowbit import sharding
 from lowbit.config.types import StateFormat
 from lowbit.gradients.step_in_backward import InBackward
-from lowbit.optim.named import optimizer_named
+from lowbit.optim.named import no_optimizer, optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
+
+# Optimizers of training runs that have ScheduleFreeCallback.
+_saved_as_average: weakref.WeakSet[LowbitOptimizer] = weakref.WeakSet()
 
 CONSTANT = ("constant", "constant_with_warmup")  # Trainer's schedules that do not decay
 
@@ -34,13 +38,15 @@ def optimizer(
     that trained with torch's optimizer loads too, by the Trainer or by `lowbit.load_optimizer`: its
     numbers are those of the Trainer's two groups. Embeddings and heads that differ from the rest,
     by a format of their own or because the optimizer has a `rank`, are groups of their own; a
-    schedule in `scheduler.pt` was saved with as many groups, or does not load. Under FSDP1 the
-    optimizer is bound to the model with `export="fp32"`.
+    schedule in `scheduler.pt` was saved with as many groups, or does not load. MuonWithAdamW has
+    groups of its own too, as `lowbit.muon_param_groups` makes them. Under FSDP1 the optimizer is
+    bound to the model with `export="fp32"`.
 
     Args:
         args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW
             the betas and epsilon. With the last, `Trainer` needs the callback
-            `ScheduleFreeCallback`, and `lr_scheduler_type="constant"`.
+            `ScheduleFreeCallback`, without which the first step raises, and
+            `lr_scheduler_type="constant"`.
         name: a class of lowbit; "AdamW" by default.
         options: further arguments of that class (`state_format="4bit"`, `seed=1`), which replace
             those of `args`; and `embeddings` and `heads` of `lowbit.param_groups`.
@@ -54,7 +60,7 @@ def optimizer(
     """
     cls = optimizer_named(name)
     if cls is None:
-        raise ValueError(f"lowbit has no optimizer {name!r}; lowbit.AdamW is one")
+        raise ValueError(f"lowbit has no optimizer {name!r}{no_optimizer(name)}")
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if issubclass(cls, lowbit.ScheduleFreeAdamW) and schedule not in CONSTANT:
         raise ValueError(
@@ -120,6 +126,11 @@ class ScheduleFreeCallback(TrainerCallback):
     but not before it saves. This does so, and at the end of each epoch, so that the model has the
     average when training ends.
     """
+
+    def on_train_begin(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
+        _saved_as_average.add(getattr(optimizer, "optimizer", optimizer))  # inside accelerate's
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
@@ -214,6 +225,17 @@ class StepInBackwardCallback(TrainerCallback, ExportableState):
         self.released = None
 
 
+def _check_callback(opt: LowbitOptimizer, *_: Any) -> None:
+    """A hook before steps: raises RuntimeError in a training without ScheduleFreeCallback."""
+    if opt not in _saved_as_average:
+        raise RuntimeError(
+            "ScheduleFreeAdamW trains without its callback, and Trainer would save the weights of "
+            "the last step in place of their average: pass Trainer(..., "
+            "callbacks=[ScheduleFreeCallback()]), of lowbit.integrations.transformers. A loop of "
+            "your own builds lowbit.ScheduleFreeAdamW itself, and calls opt.eval() before it saves"
+        )
+
+
 def build(
     model: nn.Module,
     *,
@@ -224,10 +246,13 @@ def build(
     **options: Any,
 ) -> LowbitOptimizer:
     """The optimizer of a model, with the groups of `Trainer`, which its schedule counts: a group
-    more only for embeddings and heads that differ from the rest.
+    more only for embeddings and heads that differ from the rest, and for what Muon steps.
     """
+    muon = isinstance(cls, type) and issubclass(cls, lowbit.MuonWithAdamW)
+    parts_of = lowbit.muon_param_groups if muon else lowbit.param_groups
+    adamw_decay = options.get("adamw_weight_decay")
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
-    parts = lowbit.param_groups(model, embeddings=embeddings, heads=heads)
+    parts = parts_of(model, embeddings=embeddings, heads=heads)
     if "rank" not in inspect.signature(cls).parameters:
         for part in parts:
             part.pop("rank", None)
@@ -240,6 +265,7 @@ def build(
         kind_of |= dict.fromkeys(part["param_names"], kinds.index(own))
     groups = []
     for kind, own in enumerate(kinds):
+        decay = weight_decay if adamw_decay is None or own["use_muon"] else adamw_decay
         for decays in (True, False):
             members = [
                 (name, p)
@@ -249,8 +275,10 @@ def build(
             if members:
                 names, params = zip(*members, strict=True)
                 made = {"params": list(params), "param_names": list(names)}
-                groups.append({**own, **made, "weight_decay": weight_decay if decays else 0.0})
+                groups.append({**own, **made, "weight_decay": decay if decays else 0.0})
     opt = cls(groups, weight_decay=weight_decay, **options)
+    if isinstance(opt, lowbit.ScheduleFreeAdamW):
+        opt.register_step_pre_hook(_check_callback)
     trained = [name for name, p in model.named_parameters() if p.requires_grad]
     opt.numbered_groups = [
         [name for name in trained if (name in decayed) == decays] for decays in (True, False)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 
+from lowbit.config.hints import did_you_mean
 from lowbit.optim.optimizer import LowbitOptimizer
 
 
@@ -18,3 +20,21 @@ def optimizer_named(name: str) -> type[LowbitOptimizer] | None:
 def optimizer_names() -> list[str]:
     """The names of all of them, sorted."""
     return sorted(name for name in sys.modules["lowbit"].__all__ if optimizer_named(name))
+
+
+# What transformers' `optim` has in names, beside the rule and its bits: where the code comes from.
+_ORIGINS = {"torch", "fused", "bnb", "apex", "xla", "npu", "anyprecision", "hf"}
+_OPTIONS = {"paged": "state_memory='managed'", "32bit": "state_format='float32'"}
+
+
+def no_optimizer(name: str) -> str:
+    """What an error adds about a name that no optimizer has: the one that is meant, such as
+    LAMB8bit by "lamb_8bit" and AdamW8bit with managed memory by "paged_adamw_8bit", or an example.
+    """
+    words = [word for word in re.split(r"[^a-z0-9]+", name.lower()) if word not in _ORIGINS]
+    key = "".join(word for word in words if word not in _OPTIONS)
+    names = {known.lower(): known for known in optimizer_names()}
+    if key not in names:
+        return did_you_mean(name, names.values()) or "; lowbit.AdamW is one"
+    options = " and ".join(_OPTIONS[word] for word in words if word in _OPTIONS)
+    return f"; did you mean {names[key]!r}{' with ' * bool(options)}{options}?"

@@ -4,7 +4,6 @@ that was not interrupted, bit for bit, and the checkpoint of 2 ranks loads on 1.
 import importlib.util
 import json
 import pathlib
-import re
 import sys
 from types import SimpleNamespace
 
@@ -158,12 +157,20 @@ def test_unknown_names_are_refused(tmp_path):
     from lowbit.integrations import torchtitan, transformers
 
     args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to=[])
-    with pytest.raises(ValueError, match="lowbit has no optimizer 'param_groups'"):
-        transformers.optimizer(args, "param_groups")
+    for name, meant in (
+        ("param_groups", "lowbit.AdamW is one"),
+        ("Adamw", "did you mean 'AdamW'"),
+        ("lamb_8bit", "did you mean 'LAMB8bit'"),
+        ("paged_adamw_8bit", "did you mean 'AdamW8bit' with state_memory='managed'"),
+        ("rmsprop_bnb_32bit", "did you mean 'RMSprop' with state_format='float32'"),
+        ("schedule_free_adamw", "did you mean 'ScheduleFreeAdamW'"),
+    ):
+        with pytest.raises(ValueError, match=f"lowbit has no optimizer '{name}'; {meant}"):
+            transformers.optimizer(args, name)
     factory, options = transformers.optimizer(args, "Lion", lr=1e-4, state_format="4bit")
     opt = factory()(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), **options)
     assert isinstance(opt, lowbit.Lion) and opt.param_groups[0]["lr"] == 1e-4
-    with pytest.raises(ValueError, match=re.escape("no optimizer lowbit.Adamw; lowbit.AdamW")):
+    with pytest.raises(ValueError, match=r"no optimizer lowbit\.Adamw; did you mean 'AdamW'"):
         torchtitan.LowbitOptimizers._resolve_optimizer_factory("lowbit.Adamw")
 
 
@@ -196,6 +203,78 @@ def test_schedule_free_takes_no_schedule_that_decays(monkeypatch):
             chosen("ScheduleFreeAdamW", schedule)
     for schedule in (SimpleNamespace(value="constant"), "constant_with_warmup"):
         chosen("ScheduleFreeAdamW", schedule)
+
+
+class Linear(nn.Module):
+    """A model as Trainer takes it, with a matrix for Muon."""
+
+    def __init__(self):
+        super().__init__()
+        self.embedding = nn.Embedding(96, 64)
+        self.norm, self.linear = nn.LayerNorm(64), nn.Linear(64, 64)
+
+    def forward(self, ids, labels=None):
+        return {"loss": self.linear(self.norm(self.embedding(ids))).square().mean()}
+
+
+def trainer_of(folder, name, callbacks=(), **options):
+    need_package("transformers")
+    from transformers import Trainer, TrainingArguments
+
+    from lowbit.integrations.transformers import optimizer
+
+    torch.manual_seed(0)
+    args = TrainingArguments(
+        output_dir=str(folder),
+        max_steps=3,
+        weight_decay=0.1,
+        lr_scheduler_type="constant",
+        report_to=[],
+        save_strategy="no",
+        disable_tqdm=True,
+        use_cpu=True,
+    )
+    data = [{"ids": i, "labels": i} for i in range(8)]
+    return Trainer(
+        Linear(),
+        args,
+        train_dataset=data,
+        optimizer_cls_and_kwargs=optimizer(args, name, **options),
+        callbacks=list(callbacks),
+    )
+
+
+def test_schedule_free_does_not_train_without_its_callback(tmp_path):
+    """Trainer would save weights that are not the result, and says nothing."""
+    need_package("transformers")
+    from lowbit.integrations.transformers import ScheduleFreeCallback
+
+    trainer = trainer_of(tmp_path, "ScheduleFreeAdamW")
+    before = [p.detach().clone() for p in trainer.model.parameters()]
+    with pytest.raises(RuntimeError, match=r"callbacks=\[ScheduleFreeCallback\(\)\]"):
+        trainer.train()
+    assert all(map(torch.equal, before, trainer.model.parameters()))
+    trainer = trainer_of(tmp_path, "ScheduleFreeAdamW", [ScheduleFreeCallback()])
+    trainer.train()
+    opt = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    assert [group["train_mode"] for group in opt.param_groups] == [False, False]
+
+
+def test_muon_with_adamw_gets_its_groups(tmp_path):
+    trainer = trainer_of(tmp_path, "MuonWithAdamW", adamw_lr=1e-4, adamw_weight_decay=0.2)
+    trainer.train()
+    opt = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+    assert {
+        name: (group["use_muon"], group["weight_decay"], group["lr"])
+        for group in opt.param_groups
+        for name in group["param_names"]
+    } == {
+        "linear.weight": (True, 0.1, 5e-5),
+        "embedding.weight": (False, 0.2, 1e-4),
+        "norm.weight": (False, 0.0, 1e-4),
+        "norm.bias": (False, 0.0, 1e-4),
+        "linear.bias": (False, 0.0, 1e-4),
+    }
 
 
 def test_the_optimizer_of_a_trainer_of_torch_loads(tmp_path):

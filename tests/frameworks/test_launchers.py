@@ -213,6 +213,16 @@ def test_axolotl_trains_and_resumes_by_its_plugin(axolotl, reference, tmp_path):
         assert launchers.digest(made.model) == reference
 
 
+def test_axolotl_gets_the_callback_of_schedule_free(axolotl, tmp_path):
+    made = axolotl_trainer(axolotl, tmp_path)
+    given = axolotl.config({"lowbit_optimizer": "ScheduleFreeAdamW"})
+    made.args.lr_scheduler_type = "constant"
+    axolotl.manager.post_trainer_create(given, made)
+    made.train()
+    opt = getattr(made.optimizer, "optimizer", made.optimizer)
+    assert not any(group["train_mode"] for group in opt.param_groups)
+
+
 @pytest.mark.parametrize(
     "config, arguments, message",
     [
