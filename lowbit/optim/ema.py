@@ -83,11 +83,13 @@ class EMA:
         check_seed(seed)
         self.model = params if isinstance(params, nn.Module) else None
         self.state_format, self.decay, self.warmup, self.seed = state_format, decay, warmup, seed
-        self._count = torch.zeros((), dtype=torch.int64, device="cpu")  # as loads write it in place
         _float32_decay(decay)  # raises
-        self._members = averaged(params, dtype, state_format)
+        with torch.inference_mode(False):  # whose tensors nothing updates outside of that mode
+            # On the CPU, as loads write it in place.
+            self._count = torch.zeros((), dtype=torch.int64, device="cpu")
+            self._members = averaged(params, dtype, state_format)
+            self._groups = by_device(self._members)
         self.averages: dict[str, Tensor] = {each.name: each.average for each in self._members}
-        self._groups = by_device(self._members)
         self._kept: list[Tensor] | None = None  # the weights, in average_parameters
         self._versions: list[int] = []
 

@@ -59,7 +59,7 @@ def meta_model(source: Any, dtype: torch.dtype | None) -> nn.Module:
     options: dict[str, Any] = {"attn_implementation": "eager"}  # others may fetch kernels
     if dtype is not None:
         options["dtype"] = dtype
-    named = (getattr(config, "architectures", None) or [None])[0]
+    named = _architecture(config)
     with _offline(), torch.device("meta"):
         try:
             if named is not None:
@@ -124,6 +124,18 @@ def _harmless(values: Any) -> Any:
         kept = {k: _harmless(v) for k, v in values.items() if k not in _LOADS}
         return {**kept, **({"use_pretrained_backbone": False} if "backbone" in values else {})}
     return [_harmless(v) for v in values] if isinstance(values, list) else values
+
+
+def _architecture(config: Any) -> Any:
+    """The class that a configuration names, or None: the first of its list, or a name alone."""
+    named = getattr(config, "architectures", None)
+    if isinstance(named, str):
+        return named or None
+    if not isinstance(named, (list, tuple, type(None))):
+        raise _Unknown(
+            f"the configuration has architectures {named!r}; it should be a list of one name"
+        )
+    return named[0] if named else None
 
 
 def _class_of(transformers: Any, named: Any) -> Any:

@@ -420,7 +420,8 @@ def test_a_configuration_is_its_model(transformers, tmp_path):
     said = lowbit.estimate(real)
     for given in (folder, str(folder / "config.json"), config):
         assert lowbit.estimate(given) == said
-    assert lowbit.estimate(write(tmp_path, architectures=None)) == said  # a causal model
+    for alone in (None, [], "LlamaForCausalLM"):
+        assert lowbit.estimate(write(tmp_path, architectures=alone)) == said  # a causal model
     whole = copy.deepcopy(real).float()
     assert lowbit.estimate(folder, dtype=torch.float32) == lowbit.estimate(whole)
     assert said["lowbit"].state == (held(stepped(real, lowbit.AdamW(lowbit.param_groups(real)))),)
@@ -442,6 +443,7 @@ def test_a_configuration_loads_and_executes_nothing(transformers, tmp_path):
     for changes, message in [
         ({"architectures": ["Own"], "auto_map": auto}, "'Own'.* not executed"),
         ({"architectures": ["pipeline"]}, "'pipeline'.* not executed"),
+        ({"architectures": {"a": 1}}, "architectures"),
         ({"model_type": "own", "auto_map": auto}, "'own'.* not executed"),
         ({"model_type": None}, "no model_type"),
         ({"num_attention_heads": "many"}, "llama|Llama"),

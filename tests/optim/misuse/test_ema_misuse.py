@@ -48,6 +48,18 @@ def test_what_cannot_be_averaged_is_refused_at_construction(params, error, messa
         lowbit.EMA(params)
 
 
+def test_an_average_that_begins_in_inference_mode_moves():
+    model = model_of()
+    with torch.inference_mode():
+        ema = lowbit.EMA(model)
+    for _ in range(2):
+        ema.update_parameters()
+    with ema.average_parameters():
+        model(torch.ones(1, 48, dtype=torch.bfloat16))
+    ema.load_state_dict(ema.state_dict())
+    assert ema.n_averaged == 2
+
+
 def test_what_zero_3_has_partitioned_is_refused():
     """partition_parameters.py of DeepSpeed 0.19 keeps the partition in this attribute."""
     model = nn.Linear(2, 2)
