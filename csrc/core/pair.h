@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <initializer_list>
 
 namespace lowbit {
 
@@ -17,7 +18,20 @@ struct TensorPair {
   // Where the objects of the two tensors are: hints for the processor's caches, and never read.
   static constexpr int kHints = 7;
   const char* hint[kHints];
+  uint64_t seal;  // of the addresses and the length: other numbers are not read as addresses
 };
 constexpr int64_t kPairColumns = sizeof(TensorPair) / sizeof(int64_t);
+
+/// The seal of a row. It finds tensors that were never a table, and rows that something wrote into;
+/// not a table that is older than the memory it tells of.
+inline uint64_t seal_of(const TensorPair& row) {
+  uint64_t seal = 0x6c6f776269742e31;  // "lowbit.1"
+  for (const auto word : {reinterpret_cast<uint64_t>(row.param),
+                          reinterpret_cast<uint64_t>(row.grad), static_cast<uint64_t>(row.numel)}) {
+    seal = (seal ^ word) * 0x9e3779b97f4a7c15;
+    seal ^= seal >> 32;
+  }
+  return seal;
+}
 
 }  // namespace lowbit

@@ -33,7 +33,12 @@ struct Device {
   bool has(const Tensor& t) const {
     return t.is_cpu() == cpu && (cpu || t.get_device_index() == index);
   }
-  std::string name() const { return cpu ? "the CPU" : "cuda:" + std::to_string(index); }
+  /// Whether it is one of these, and not such as the meta device, which has no memory.
+  bool has_memory() const { return cpu || index >= 0; }
+  std::string name() const {
+    if (!has_memory()) return "neither the CPU nor a GPU";
+    return cpu ? "the CPU" : "cuda:" + std::to_string(index);
+  }
 };
 
 /// One float32 that kernels read, which must be on that GPU; null where none is given.

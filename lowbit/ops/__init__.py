@@ -1,4 +1,10 @@
-"""The C++ operators and their catalog, typed. No other room touches `torch.ops`."""
+"""The C++ operators and their catalog, typed. No other room touches `torch.ops`.
+
+Operators that write in place raise no version counters, which autograd compares: torch's stable
+ABI, up to 2.13, has no function for it. Optimizers raise those of parameters once for each step
+(`lowbit.step.versions`). Who calls an operator directly calls
+`torch.autograd.graph.increment_version` behind it.
+"""
 
 from lowbit.ops import fakes
 from lowbit.ops.gradient import accumulate, exact_powers, mean_add, mean_of

@@ -22,7 +22,11 @@ def register(
     """
 
     def fake(name: str, of: Callable[..., Any]) -> None:
-        torch.library.register_fake(f"lowbit::{name}", of)
+        def checked(*given: Any, **options: Any) -> Any:
+            _check_devices(name, [*given, *options.values()])
+            return of(*given, **options)
+
+        torch.library.register_fake(f"lowbit::{name}", checked)
 
     def state_codes(x: Tensor, entry: Mapping[str, Any]) -> Tensor:
         rows, cols = x.shape
@@ -72,3 +76,21 @@ def register(
         "bfloat16_product",
         lambda a, b: a.new_empty((a.shape[0], b.shape[0]), dtype=torch.float32),
     )
+
+
+def _check_devices(name: str, given: Sequence[Any]) -> None:
+    """Raises RuntimeError if some tensors are on the meta device and others are not: torch calls a
+    fake where one tensor is there, and its result would have no values.
+    """
+    devices = {
+        t.device.type
+        for each in given
+        for t in (each if isinstance(each, (list, tuple)) else [each])
+        if isinstance(t, Tensor)
+    }
+    if "meta" in devices and len(devices) > 1:
+        others = " and ".join(sorted(devices - {"meta"}))
+        raise RuntimeError(
+            f"lowbit::{name}: some tensors are on the meta device, which holds no values, and "
+            f"others on {others}; give it all of them on one"
+        )
