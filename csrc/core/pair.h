@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstdint>
-#include <initializer_list>
 
 namespace lowbit {
 
@@ -26,8 +25,10 @@ constexpr int64_t kPairColumns = sizeof(TensorPair) / sizeof(int64_t);
 /// not a table that is older than the memory it tells of.
 inline uint64_t seal_of(const TensorPair& row) {
   uint64_t seal = 0x6c6f776269742e31;  // "lowbit.1"
-  for (const auto word : {reinterpret_cast<uint64_t>(row.param),
-                          reinterpret_cast<uint64_t>(row.grad), static_cast<uint64_t>(row.numel)}) {
+  const uint64_t words[] = {reinterpret_cast<uint64_t>(row.param),
+                            reinterpret_cast<uint64_t>(row.grad),
+                            static_cast<uint64_t>(row.numel)};
+  for (const uint64_t word : words) {
     seal = (seal ^ word) * 0x9e3779b97f4a7c15;
     seal ^= seal >> 32;
   }
