@@ -26,8 +26,7 @@ constexpr int64_t kPairColumns = sizeof(TensorPair) / sizeof(int64_t);
 inline uint64_t seal_of(const TensorPair& row) {
   uint64_t seal = 0x6c6f776269742e31;  // "lowbit.1"
   const uint64_t words[] = {reinterpret_cast<uint64_t>(row.param),
-                            reinterpret_cast<uint64_t>(row.grad),
-                            static_cast<uint64_t>(row.numel)};
+                            reinterpret_cast<uint64_t>(row.grad), static_cast<uint64_t>(row.numel)};
   for (const uint64_t word : words) {
     seal = (seal ^ word) * 0x9e3779b97f4a7c15;
     seal ^= seal >> 32;
