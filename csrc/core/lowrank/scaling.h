@@ -13,6 +13,7 @@
 
 #include <cstdint>
 
+#include "core/bits.h"
 #include "core/macros.h"
 #include "core/power.h"
 
@@ -42,7 +43,7 @@ struct Scaling {
 
   LB_HD float applied(float p, float u) const {
     const float q = p - eta * u;
-    return q - decay * q;
+    return q - decay_of(q, decay);
   }
 };
 
