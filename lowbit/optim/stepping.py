@@ -65,7 +65,7 @@ class SteppingOptimizer(StatefulOptimizer):
                 `lowbit.clip_scale` returns. It applies in addition to the attribute `grad_scale`
                 that torch's GradScaler sets. None (default) means 1.
         """
-        if torch.compiler.is_compiling() and is_left_out(self.param_groups):
+        if torch.compiler.is_compiling() and is_left_out(self.param_groups, self.layouts):
             return self._step_uncompiled(closure, grad_scale)
         return self._step(closure, grad_scale)
 

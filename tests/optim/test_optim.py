@@ -522,3 +522,26 @@ def test_a_compiled_step_equals_the_eager_one():
         compiled()
         opts[1].step()
     assert same(bits(opts[0]), bits(opts[1]))
+
+
+@pytest.mark.parametrize(
+    "cls, options",
+    [
+        (lowbit.Adafactor, {}),
+        (lowbit.AdamW, {"cautious": True}),
+        (lowbit.AdamW, {"state_format": "lpmm4"}),
+    ],
+)
+def test_a_compiled_step_that_measures_before_it_updates(cls, options):
+    """Dynamo has no values of a plan, from which the size of a workspace follows."""
+    nets = [model(), model()]
+    opts = [cls(net.named_parameters(), **options) for net in nets]
+    assert any(lay.phases for lay in opts[0].layouts.values())
+    torch._dynamo.reset()
+    compiled = torch.compile(opts[0].step, backend="eager")
+    for step in range(2):
+        for net in nets:
+            set_grads(net, step)
+        compiled()
+        opts[1].step()
+    assert same(bits(opts[0]), bits(opts[1]))
