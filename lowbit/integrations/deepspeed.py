@@ -9,6 +9,8 @@ The configuration needs `"zero_allow_untested_optimizer": true`.
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -38,6 +40,36 @@ def initialize(*args: Any, export: str | None = None, **keywords: Any) -> tuple[
     return made
 
 
+_waiting: weakref.WeakSet[LowbitOptimizer] = weakref.WeakSet()
+
+
+def bind_when_initialized(opt: LowbitOptimizer) -> None:
+    """Makes `deepspeed.initialize` bind an optimizer when it is called with it as `optimizer=`.
+
+    For programs that call `deepspeed.initialize` themselves and load a checkpoint right after it,
+    before any code of the user's runs, as Trainer does. From then on `deepspeed.initialize` is a
+    function of lowbit's around DeepSpeed's, which leaves every other optimizer alone.
+    """
+    import deepspeed
+
+    _waiting.add(opt)
+    initialize_only = deepspeed.initialize
+    if hasattr(initialize_only, "binds_waiting"):
+        return
+
+    @functools.wraps(initialize_only)
+    def initialize_and_bind(*args: Any, **keywords: Any) -> tuple[Any, ...]:
+        made: tuple[Any, ...] = initialize_only(*args, **keywords)
+        given = keywords.get("optimizer")
+        if given is not None and given in _waiting:
+            _waiting.discard(given)
+            bind(made[0])
+        return made
+
+    initialize_and_bind.binds_waiting = True  # type: ignore[attr-defined]
+    deepspeed.initialize = initialize_and_bind
+
+
 def bind(engine: Any, *, export: str | None = None) -> None:
     """Binds the engine's optimizer to the parameters that ZeRO has cut into flat partitions.
 
@@ -54,11 +86,15 @@ def bind(engine: Any, *, export: str | None = None) -> None:
             those of torch's AdamW do. None (default) keeps the quantized state.
 
     Raises:
-        TypeError: the engine's optimizer is not one of lowbit's.
+        TypeError: `engine` is not an engine of DeepSpeed, or its optimizer is not one of lowbit's.
         ValueError: what is configured is not supported, such as NVMe offload;
             or the rule needs whole matrices.
         RuntimeError: the optimizer was stepped before.
     """
+    if not hasattr(engine, "optimizer"):
+        raise TypeError(
+            f"bind takes the engine that deepspeed.initialize returned, not {type(engine).__name__}"
+        )
     zero = engine.optimizer
     opt = getattr(zero, "optimizer", zero)
     if not isinstance(opt, LowbitOptimizer):

@@ -13,12 +13,14 @@ from typing import Any
 from accelerate.state import GradientState
 from torch import nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.integrations import deepspeed_config
 from transformers.trainer_callback import ExportableState
 
 import lowbit
 from lowbit import sharding
 from lowbit.config.types import StateFormat
 from lowbit.gradients.step_in_backward import InBackward
+from lowbit.integrations.deepspeed import bind_when_initialized
 from lowbit.optim.named import no_optimizer, optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
@@ -40,7 +42,7 @@ def optimizer(
     by a format of their own or because the optimizer has a `rank`, are groups of their own; a
     schedule in `scheduler.pt` was saved with as many groups, or does not load. MuonWithAdamW has
     groups of its own too, as `lowbit.muon_param_groups` makes them. Under FSDP1 the optimizer is
-    bound to the model with `export="fp32"`.
+    bound to the model with `export="fp32"`, under DeepSpeed to the engine.
 
     Args:
         args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW
@@ -283,6 +285,8 @@ def build(
     opt.numbered_groups = [
         [name for name in trained if (name in decayed) == decays] for decays in (True, False)
     ]
+    if deepspeed_config() is not None:
+        bind_when_initialized(opt)
     if any(sharding.is_flat(p) for group in groups for p in group["params"]):
         lowbit.fsdp1.bind(model, opt, export="fp32")  # Trainer saves by FSDP.optim_state_dict
     return opt

@@ -135,19 +135,19 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     dtype = str(p.dtype).removeprefix("torch.")
     supported = sorted({entry["dtype"] for entry in ops.entries("param")})
     possible = f"{', '.join(supported[:-1])} or {supported[-1]}"
-    if param_format in ("auto", "nearest"):
-        fits = dtype in supported
-    else:
-        fits = ops.param_format(param_format)["dtype"] == dtype
+    by_dtype = param_format in ("auto", "nearest")
+    stored = None if by_dtype else ops.param_format(param_format)["dtype"]
+    fits = dtype in supported if by_dtype else dtype == stored
     if not fits and is_frozen(p):
         return "float32"
     if dtype not in supported:
         raise ValueError(f"{what} is {dtype}, which lowbit does not support: use {possible}")
     if not fits:
         raise ValueError(
-            f"{what} is {dtype}, which param_format={param_format!r} does not store"
-            f"; parameters may be {possible}"
+            f"{what} is {dtype}, which param_format={param_format!r} does not store, but {stored}: "
+            f"convert the model to {stored}, or leave param_format out. If the model was {stored}, "
+            "a framework has converted it, as Accelerate's mixed_precision does under FSDP"
         )
-    if param_format in ("auto", "nearest"):
+    if by_dtype:
         return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype
     return param_format

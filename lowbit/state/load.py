@@ -19,6 +19,7 @@ from lowbit.config.overrides import clean_name, matched
 from lowbit.state import choose
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
+from lowbit.state.replaced import check_bound
 from lowbit.state.saved import is_lazy, without_filled_in
 from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.stateful import StatefulOptimizer
@@ -62,6 +63,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
             state_dict = changed
     _check_keys(state_dict)
     _check_settings(state_dict)
+    check_bound(opt)
     saved = _by_name(opt, deepcopy(state_dict["param_groups"]))
     groups = _groups(opt, saved)
     laid_out, names = _laid_out(opt, groups)

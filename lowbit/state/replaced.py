@@ -20,9 +20,34 @@ def replaced(opt: Any, here: set[Tensor]) -> list[Tensor]:
         RuntimeError: one of them had been stepped,
             or they became flat partitions that are not bound.
     """
-    gone = [p for p in opt.state if isinstance(p, Tensor) and p not in here]
+    gone = _gone(opt, here)
+    _check_bound(opt, here, gone)
+    for p in gone:
+        if steps_of(opt.state[p]) > 0:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups "
+                "after it had been stepped, and its state cannot follow; wrap or shard the model "
+                "first, then load the checkpoint"
+            )
+    return gone
+
+
+def check_bound(opt: Any) -> None:
+    """Raises RuntimeError if the groups hold flat partitions that are not bound, into which a load
+    would put state of other shapes and names.
+    """
+    here = {p for group in opt.param_groups for p in group["params"]}
+    _check_bound(opt, here, _gone(opt, here))
+
+
+def _gone(opt: Any, here: set[Tensor]) -> list[Tensor]:
+    """The parameters with state that are not in the groups, where others without are."""
     if not any(p.requires_grad and not opt.state.get(p) for p in here):
-        gone = []  # not replaced: their group was removed and keeps its state
+        return []  # not replaced: their group was removed and keeps its state
+    return [p for p in opt.state if isinstance(p, Tensor) and p not in here]
+
+
+def _check_bound(opt: Any, here: set[Tensor], gone: list[Tensor]) -> None:
     unbound = [q for q in here if q not in opt.flat_shards]
     if unbound and all(map(_is_vector, here)) and any(p.dim() > 1 for p in gone):
         raise RuntimeError(
@@ -32,14 +57,6 @@ def replaced(opt: Any, here: set[Tensor]) -> list[Tensor]:
             "lowbit.integrations.deepspeed.bind(engine) after deepspeed.initialize, or "
             "lowbit.flat.bind for partitions of another library"
         )
-    for p in gone:
-        if steps_of(opt.state[p]) > 0:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(p.shape)} was replaced in the optimizer's groups "
-                "after it had been stepped, and its state cannot follow; wrap or shard the model "
-                "first, then load the checkpoint"
-            )
-    return gone
 
 
 def _is_vector(p: Tensor) -> bool:

@@ -16,6 +16,7 @@ need(
 
 # Only ranks import them, and DeepSpeed.
 EXACT, PIPELINE = "tests.frameworks.deepspeed_exact", "tests.frameworks.deepspeed_pipeline"
+TRAINER = "tests.frameworks.deepspeed_trainer"
 READERS = {"1": "_of_stages_1_and_2", "2": "_of_stages_1_and_2", "3": "_of_stage_3"}
 # By number of ranks.
 CASES = {
@@ -137,6 +138,14 @@ def test_stages_of_a_pipeline_have_the_bits_of_one_process(pool, case, ranks, ki
     if case in ("1", "0"):
         for ranks, stages in ((1, None), (4, 4), (4, 2)) if case == "1" else ((1, None),):
             assert all(pool.run(ranks, f"{PIPELINE}:moved", case, 2, stages, pool.folder))
+
+
+@pytest.mark.parametrize("stage", [1, 3])
+def test_trainer_binds_before_it_loads(pool, stage, tmp_path):
+    """It calls deepspeed.initialize itself, and no callback runs between that and the load."""
+    for found in pool.run(2, f"{TRAINER}:train", stage, str(tmp_path)):
+        assert found["same"]
+        assert "torch.uint8" in found["dtypes"]
 
 
 def test_offloaded_state_takes_a_quarter_of_deepspeed_cpu_adams(pool):

@@ -50,6 +50,21 @@ def test_one_group_is_refused_too():
         opt.step()
 
 
+@pytest.mark.parametrize("moments", ["quantized", "flat"])
+def test_a_load_into_partitions_that_were_never_bound_is_refused(moments):
+    """As Trainer loads a checkpoint right after deepspeed.initialize. Float32 moments of the flat
+    shape, of torch's AdamW, would be taken for those of a vector.
+    """
+    opt = lowbit.AdamW([("weight", p) for p in parameters()[:1]])
+    saved = opt.state_dict()
+    opt.param_groups[0]["params"] = [vector := flat(opt.param_groups[0]["params"])]
+    if moments == "flat":
+        zeros = torch.zeros_like(vector)
+        saved["state"][0] = {"step": torch.tensor(1.0), "exp_avg": zeros, "exp_avg_sq": zeros}
+    with pytest.raises(RuntimeError, match=UNBOUND):
+        opt.load_state_dict(saved)
+
+
 def test_bound_partitions_step():
     weight, bias = parameters()
     opt, alone = lowbit.AdamW([weight, bias]), [p.detach().clone() for p in (weight, bias)]

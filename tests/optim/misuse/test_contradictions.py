@@ -13,11 +13,13 @@ from tests.support.configured import model
 
 
 def of_other_dtypes():
-    """Every parameter format for parameters of a dtype that it does not store."""
+    """Every parameter format for parameters of a dtype that it does not store, and the dtype that
+    it does.
+    """
     for entry in lowbit.catalog()["param"]:
         for dtype in sorted({other["dtype"] for other in lowbit.catalog()["param"]}):
             if entry["dtype"] != dtype:
-                yield entry["name"], dtype
+                yield entry["name"], dtype, entry["dtype"]
 
 
 S = lowbit.scaled
@@ -102,9 +104,9 @@ SENSELESS += [
     (
         f"{name} of {dtype}",
         {"param_format": name, "dtype": dtype},
-        f"is {dtype}, which param_format='{name}' does not store",
+        f"is {dtype}, which param_format='{name}' does not store, but {stored}: convert the model",
     )
-    for name, dtype in of_other_dtypes()
+    for name, dtype, stored in of_other_dtypes()
 ]
 SENSELESS += [
     (
