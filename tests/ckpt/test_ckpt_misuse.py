@@ -144,7 +144,7 @@ def test_patterns_are_names_that_inspect_shows(saved, tmp_path):
 def test_nadam_is_no_adam(tmp_path, target):
     torch.save(stepped(torch.optim.NAdam)[1].state_dict(), tmp_path / "a.pt")
     said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", target, code=3).stderr
-    assert target == "torchao" or "mu_product" in said
+    assert "its optimizer is NAdam" in said
 
 
 @pytest.mark.parametrize("target", ["bitsandbytes", "lpmm", "adafactor8bit"])

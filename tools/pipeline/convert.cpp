@@ -11,6 +11,7 @@
 #include "container/document/subclass_cut.h"
 #include "dialect/common/dialect.h"
 #include "dialect/common/rounding.h"
+#include "dialect/common/settings_kept.h"
 #include "dialect/deepspeed/universal.h"
 #include "dialect/megatron_view/megatron.h"
 #include "dialect/model/parameter_names.h"
@@ -210,6 +211,8 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return bad(printable(at.source) + ": its optimizer is " + at.from->name + "' " +
                at.model.algorithm + ", and of the optimizers here only that of " +
                at.model.only_for + " takes the same step: convert --to " + at.model.only_for);
+  if (const Status kept = check_settings(at.model, *at.to, at.changes); !kept.ok())
+    return kept.error().after(printable(at.source) + ": ");
   at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
   for (size_t g = 0; g < at.model.groups.size(); ++g) {
     for (const std::string& key : settings_without_value(at.model.algorithm, at.model.groups[g]))

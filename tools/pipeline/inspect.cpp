@@ -8,6 +8,7 @@
 
 #include "container/common/open.h"
 #include "container/document/subclass_cut.h"
+#include "dialect/tree/algorithm.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/health.h"
@@ -99,7 +100,8 @@ class Entries {
 /// What the optimizer's state means: dialect, groups, and each state of each parameter.
 Status describe(const Model& model, const InspectOptions& options, Json& out) {
   out["dialect"] = model.dialect;
-  out["algorithm"] = model.algorithm;
+  const std::string other = other_rule_of(model);
+  out["algorithm"] = other.empty() ? model.algorithm : other;
   for (const std::string& w : model.warnings) out["warnings"].push_back(w);
   out["groups"] = Json::array();
   for (const Group& group : model.groups) {

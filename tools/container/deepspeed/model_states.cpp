@@ -49,12 +49,9 @@ bool is_set(const Value* value) {
          (value->is(Value::Kind::kFloat) ? value->real != 0 : value->integer != 0);
 }
 
-/// Whether the Adam of a configuration adds its decay to the gradient. As the engine has it, the
-/// mode counts for the names Adam and Muon, in any case, and is true where it is not said.
-bool is_coupled(const std::string& type, const Value* mode) {
-  std::string lower = type;
-  for (char& c : lower) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
-  return (lower == "adam" || lower == "muon") && mode != nullptr && !is_set(mode);
+std::string lower(std::string text) {
+  for (char& c : text) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
+  return text;
 }
 
 /// Whether DeepSpeed's own Muon made the group for Adam, which may be lines of Muon's that leave no
@@ -66,23 +63,32 @@ bool is_beside_muon(const PartFile& file, const Path& group) {
          name->is(Value::Kind::kText) && name->text.ends_with("adam-params");
 }
 
-/// Adds decoupled_weight_decay to a group of DeepSpeed's own Adam that was not AdamW, and warns
-/// where no file tells.
+/// Whether the Adam of a configuration adds its decay to the gradient. As the engine has it, the
+/// mode counts for the names Adam and Muon and is true where it is not said.
+bool is_coupled(const std::string& name, const Value* mode) {
+  return (name == "adam" || name == "muon") && mode != nullptr && !is_set(mode);
+}
+
+/// Adds decoupled_weight_decay to a group of DeepSpeed's own Adam and AdamW, and warns where no
+/// file tells.
 Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const Path& group,
                  const PartFile& model) {
   const bool adam = file.has_below(below(group, "bias_correction")) || is_beside_muon(file, group);
-  const bool own = adam && !file.has_below(below(group, "decoupled_weight_decay"));
+  const bool own = adam && !file.has_below(below(group, "max_coeff")) &&  // of its LAMB
+                   !file.has_below(below(group, "decoupled_weight_decay"));
   if (!own) return fine();
   const Value* type = model.value({"ds_config", "optimizer", "type"});
   if (type != nullptr && type->is(Value::Kind::kText)) {
-    if (!is_coupled(type->text, model.value({"ds_config", "optimizer", "params", "adam_w_mode"})))
-      return fine();
+    const std::string name = lower(type->text);
+    if (name != "adam" && name != "adamw" && name != "muon") return fine();
+    const bool coupled =
+        is_coupled(name, model.value({"ds_config", "optimizer", "params", "adam_w_mode"}));
     return parts.add(manifest, {"optim", "param_groups", group.back(), "decoupled_weight_decay"},
-                     Value::boolean(false));
+                     Value::boolean(!coupled));
   }
   const std::string warning =
       "whether weight decay was decoupled (adam_w_mode) is not saved, as the configuration of "
-      "DeepSpeed was a path or had no optimizer: it is taken for AdamW's";
+      "DeepSpeed was a path or had no optimizer";
   auto& all = manifest.warnings;
   if (is_set(file.value(below(group, "weight_decay"))) &&
       std::find(all.begin(), all.end(), warning) == all.end())

@@ -164,6 +164,24 @@ Settings came_settings(const Group& group) {
   return s;
 }
 
+/// lowbit.Adafactor's settings under the names of that package, without those that it does not
+/// have.
+Settings adafactor_settings(const Group& group) {
+  Settings s = settings_elsewhere(group);
+  for (const char* name : {"add_eps", "rank", "update_proj_gap", "scale_type", "projection"})
+    take_from(s, name);
+  // Its Fira is switched on by a setting of its own.
+  const auto margin = take_from(s, "fira_margin");
+  if (margin && !margin->is(Value::Kind::kNone)) {
+    set_in(s, "enable_fira_for_adafactor", Value::boolean(true));
+    set_in(s, "fira_margin", *margin);
+  }
+  const auto by = take_from(s, "decay_by");
+  if (by && by->is(Value::Kind::kText))
+    set_in(s, "scale_weight_decay", Value::boolean(by->text == "alpha"));
+  return s;
+}
+
 }  // namespace
 
 Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
@@ -189,7 +207,10 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
   }
   const auto settings_for = [&](const Group& group) {
     if (model.dialect == "adafactor8bit") return group.settings;
-    Settings s = model.algorithm == "came" ? came_settings(group) : settings_elsewhere(group);
+    const std::string& is = model.algorithm;
+    Settings s = is == "came"        ? came_settings(group)
+                 : is == "adafactor" ? adafactor_settings(group)
+                                     : settings_elsewhere(group);
     set_in(s, "quantize", Value::boolean(f != "float32"));
     set_in(s, "block_size", Value::number(kBlock));
     set_in(s, "min_8bit_size", Value::number(kMinQuantized));

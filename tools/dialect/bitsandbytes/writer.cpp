@@ -242,10 +242,6 @@ class BitsandbytesWriter {
       set_in(table, "alpha", Value::floating(kind == "adam" ? 0.0 : 5.0));
       set_in(table, "t_alpha", none);
       set_in(table, "t_beta3", none);
-      if (!own_ && kind == "adam" && couples_weight_decay(group))
-        report_.warnings.push_back(
-            "weight decay is part of the gradient here; bitsandbytes decouples it in Adam as in "
-            "AdamW");
     }
     if (!own_) {
       const auto pair = [&](Value a, Value b) {
@@ -254,10 +250,6 @@ class BitsandbytesWriter {
       if (kind == "sgd" || kind == "lars") {
         pair(number("momentum", 0.9), number("dampening", 0));
         set_in(said.settings, "eps", Value::floating(0));
-        const Value* nesterov = setting(group, "nesterov");
-        if (real_setting(group, "dampening").value_or(0) != 0 ||
-            (nesterov != nullptr && nesterov->integer != 0))
-          report_.warnings.push_back("bitsandbytes' SGD does nothing with dampening and nesterov");
       } else if (kind == "rmsprop") {
         pair(number("alpha", 0.99), Value::number(0));
       } else if (kind == "adagrad") {
@@ -287,7 +279,6 @@ Result<Document> write_bitsandbytes(const Model& model, const Wanted& wanted,
                                     DialectReport& report) {
   ASSIGN_OR_RETURN(keeping, keeping_of(wanted));
   if (model.flattened) return bad("bitsandbytes loads no flattened state");
-  RETURN_IF_ERROR(check_maximize(model, "bitsandbytes"));
   return BitsandbytesWriter(model, wanted, keeping, report).write();
 }
 

@@ -101,33 +101,13 @@ Status check_algorithm(const Model& model, const std::string& whose) {
   RETURN_IF_ERROR(refuse_subspace(model, whose));
   const bool any = std::any_of(model.params.begin(), model.params.end(),
                                [](const Param& p) { return !p.states.empty(); });
-  // Of the others' files each state says what it is. None of these libraries has Muon or
-  // Schedule-Free.
-  const bool unknown = model.algorithm.empty() && model.dialect == "torch";
-  return any && (unknown || model.algorithm == "muon" || model.algorithm == "schedule_free")
+  // Of the others' files each state says what it is. None of these libraries has Muon,
+  // Schedule-Free or the step of lowbit.LAMB.
+  const std::string& is = model.algorithm;
+  const bool unknown = is.empty() && model.dialect == "torch";
+  return any && (unknown || is == "muon" || is == "schedule_free" || is == "lamb")
              ? Status(no_optimizer(model, whose))
              : fine();
-}
-
-Status check_maximize(const Model& model, const std::string& whose) {
-  for (const Group& group : model.groups) {
-    if (real_setting(group, "maximize").value_or(0) != 0)
-      return bad("a group has maximize=True, which " + whose +
-                 " does not have: its next step would go the other way");
-  }
-  return fine();
-}
-
-bool couples_weight_decay(const Group& group) {
-  return real_setting(group, "weight_decay").value_or(0) != 0 &&
-         real_setting(group, "decoupled_weight_decay").value_or(1) == 0;
-}
-
-void warn_of_coupled_decay(const Model& model, const std::string& whose, DialectReport& report) {
-  if (std::any_of(model.groups.begin(), model.groups.end(), couples_weight_decay))
-    report.warnings.push_back(
-        "weight decay is part of the gradient in the groups that Adam steps; " + whose +
-        " decouples it, as AdamW does");
 }
 
 Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,

@@ -56,12 +56,6 @@ Error would_round(const Param& param, const State& state, const std::string& who
 /// An error if the file is torch's and its optimizer is unknown: states named like Adam's need not
 /// be Adam's. And as `refuse_subspace`.
 Status check_algorithm(const Model& model, const std::string& whose);
-/// An error if a group maximizes: `whose` optimizer would step the other way.
-Status check_maximize(const Model& model, const std::string& whose);
-/// Whether a group of Adam's has a weight decay that is part of the gradient.
-bool couples_weight_decay(const Group& group);
-/// Warns where the Adam beside a Muon has one: `whose` decouples it, as all that have both do.
-void warn_of_coupled_decay(const Model& model, const std::string& whose, DialectReport& report);
 /// The step that all parameters of a group have made, in whose state `whose` optimizer has none;
 /// empty where none has state. An error where they differ.
 Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,

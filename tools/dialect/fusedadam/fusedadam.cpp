@@ -75,10 +75,6 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
   RETURN_IF_ERROR(check_algorithm(model, "FusedAdam"));
   if (!model.algorithm.empty() && model.algorithm != "adam")
     return no_optimizer(model, "FusedAdam");
-  RETURN_IF_ERROR(check_maximize(model, "FusedAdam"));
-  if (std::any_of(model.groups.begin(), model.groups.end(), couples_weight_decay))
-    report.warnings.push_back(
-        "weight decay is part of the gradient here: continue with FusedAdam(adam_w_mode=False)");
   Document out = begun(model);
   out.leaves = model.rest;
   for (const Param& p : model.params) {

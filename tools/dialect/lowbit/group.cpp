@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "dialect/common/other_libraries.h"
 #include "dialect/lowbit/lowbit.h"
 #include "dialect/numbers/numbers.h"
 #include "dialect/tree/algorithm.h"
@@ -90,6 +91,8 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
   if (model.dialect == "adafactor8bit" && model.algorithm == "adafactor")
     translate_adafactor8bit(model, group, out);
   if (model.dialect == "adafactor8bit" && model.algorithm == "came") translate_came(group, out);
+  if (const Value* said = setting(group, "trust_coeff"); said && model.algorithm == "lars")
+    set_in(out, "trust_coefficient", *said);  // of timm
   if (const Value* said = setting(group, "use_muon"); said && model.algorithm == "muon") {
     out.emplace_back("use_muon", *said);
     const Value* betas = setting(group, "betas");
@@ -104,6 +107,12 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
   out.emplace_back("lowbit_version", Value::number(1));
   for (const char* name : {"overrides", "min_numel"}) {
     if (own && setting(group, name) != nullptr) out.emplace_back(name, *setting(group, name));
+  }
+  // Options of APOLLO and Fira, whose states have Adam's names.
+  for (const auto& [key, value] : own ? settings_elsewhere(group) : Settings()) {
+    const bool there =
+        std::any_of(out.begin(), out.end(), [&](const auto& made) { return made.first == key; });
+    if (!there) out.emplace_back(key, value);
   }
   // Parameters that are known by name have it here too, as where an optimizer was given names.
   const bool named = std::all_of(group.params.begin(), group.params.end(),

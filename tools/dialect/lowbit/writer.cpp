@@ -39,7 +39,6 @@ class LowbitWriter {
 
   Result<Document> write() {
     if (lowbit_settings(model_.algorithm).empty()) return no_optimizer(model_, "lowbit");
-    if (model_.algorithm == "muon") warn_of_coupled_decay(model_, "lowbit.MuonWithAdamW", report_);
     out_ = begun(model_);
     out_.leaves = model_.rest;
     for (size_t i = 0; i < model_.params.size(); ++i)
@@ -106,9 +105,9 @@ class LowbitWriter {
     if (p.states.empty() && p.numbers.empty()) return fine();  // it never was stepped
     const Value* step = number_in(p, "step");
     const bool counts =
-        model_.algorithm != "sgd" &&
+        model_.algorithm != "sgd" && model_.algorithm != "lars" &&
         !(model_.algorithm == "muon" && !p.states.empty() && p.states[0].name == "momentum_buffer");
-    double steps = !counts && !p.states.empty() ? 1 : 0;  // SGD and Muon count none
+    double steps = !counts && !p.states.empty() ? 1 : 0;  // SGD, LARS, Muon count none
     if (step != nullptr) {
       ASSIGN_OR_RETURN(counted, steps_of(*step, shown(p) + ": its step"));
       steps = counted;

@@ -166,7 +166,6 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
   const bool copied = model.dialect == "lpmm" && wanted.state_format.empty();
   ASSIGN_OR_RETURN(config, LpmmConfig::of(wanted));
   RETURN_IF_ERROR(check_algorithm(model, "lpmm"));
-  RETURN_IF_ERROR(check_maximize(model, "lpmm"));
   Document out = begun(model);
   for (const Param& param : model.params) {
     LpmmWriter writer{model, param, config, wanted, report, out.leaves};

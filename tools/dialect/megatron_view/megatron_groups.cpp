@@ -22,17 +22,6 @@ bool is_own(std::string_view name) {
          std::end(kOwnSettings);
 }
 
-std::string shown(const Value& v) {
-  if (v.is(Value::Kind::kNone)) return "None";
-  if (v.is(Value::Kind::kBool)) return v.integer != 0 ? "True" : "False";
-  if (v.is(Value::Kind::kInt)) return std::to_string(v.integer);
-  if (!v.is(Value::Kind::kFloat)) return "another value";
-  char text[32];
-  const auto end = std::to_chars(text, text + sizeof text, v.real).ptr;
-  std::string out(text, end);
-  return out.find_first_of(".en") == std::string::npos ? out + ".0" : out;
-}
-
 const Value* find(const MegatronGroup& group, const std::string& name) {
   for (const auto& [key, value] : group.settings) {
     if (key == name) return &value;
@@ -91,7 +80,7 @@ Result<DecidedGroup> agreed(const std::vector<MegatronGroup>& groups, std::strin
         const Value* here = find(group, key);
         everywhere = everywhere && here != nullptr;
         same = same && here != nullptr && *here == value;
-        all += (all.empty() ? "" : ", ") + (here == nullptr ? "none" : shown(*here));
+        all += (all.empty() ? "" : ", ") + (here == nullptr ? "none" : value_text(*here));
       }
       if (same) {
         out.settings.emplace_back(key, value);
@@ -113,8 +102,9 @@ Result<DecidedGroup> agreed(const std::vector<MegatronGroup>& groups, std::strin
 }
 
 Error two_counts(double one, double other) {
-  return bad("common.pt counts " + shown(Value::floating(one)) + " steps of an optimizer, and " +
-             shown(Value::floating(other)) + " as its common_step: which of them holds?");
+  return bad("common.pt counts " + value_text(Value::floating(one)) +
+             " steps of an optimizer, and " + value_text(Value::floating(other)) +
+             " as its common_step: which of them holds?");
 }
 
 }  // namespace

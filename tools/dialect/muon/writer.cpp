@@ -22,7 +22,6 @@ class Writer {
                                      " keeps state in float32 without blocks; leave --state-format "
                                      "and --block out"};
     if (model_.algorithm != "muon") return no_optimizer(model_, names_.whose);
-    warn_of_coupled_decay(model_, names_.whose, report_);
     Document out = begun(model_);
     out.leaves = model_.rest;
     const std::vector<const Group*> groups = groups_by_param(model_);

@@ -1,5 +1,6 @@
 #include "dialect/numbers/numbers.h"
 
+#include <charconv>
 #include <cmath>
 #include <cstring>
 
@@ -62,6 +63,23 @@ const Value* number_in(const Param& param, std::string_view name) {
     if (key == name) return &value;
   }
   return nullptr;
+}
+
+std::string value_text(const Value& value) {
+  if (value.is(Value::Kind::kNone)) return "None";
+  if (value.is(Value::Kind::kBool)) return value.integer != 0 ? "True" : "False";
+  if (value.is(Value::Kind::kInt)) return std::to_string(value.integer);
+  if (value.is(Value::Kind::kText)) return "'" + printable(value.text) + "'";
+  if (value.is(Value::Kind::kTuple) || value.is(Value::Kind::kList)) {
+    std::string out;
+    for (const Value& item : value.items) out += (out.empty() ? "" : ", ") + value_text(item);
+    return "(" + out + ")";
+  }
+  if (!value.is(Value::Kind::kFloat)) return "another value";
+  char text[32];
+  const auto end = std::to_chars(text, text + sizeof text, value.real).ptr;
+  std::string out(text, end);
+  return out.find_first_of(".en") == std::string::npos ? out + ".0" : out;
 }
 
 }  // namespace lowbit::ckpt

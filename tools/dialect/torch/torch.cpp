@@ -149,21 +149,14 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
   Document out = begun(model);
   out.leaves = model.rest;
   static const Settings kNone;
-  // torch's Muon steps matrices only, and is no NorMuon.
-  const bool mixed = model.algorithm == "muon" &&
-                     std::any_of(model.params.begin(), model.params.end(), [](const Param& p) {
-                       return std::any_of(p.states.begin(), p.states.end(), [](const State& s) {
-                         return s.name != "momentum_buffer";
-                       });
-                     });
-  const Settings& table = mixed ? kNone : torch_settings(model.algorithm);
+  const Settings& table = keeps_as_they_are(model) ? kNone : torch_settings(model.algorithm);
   if (table.empty() && model.dialect != "torch")
     report.warnings.push_back(
         "torch has no optimizer with these states: they are kept in float32 under "
         "their names, and settings as they are");
   for (const Param& p : model.params) {
-    if (const Value* step = number_in(p, "step");
-        step != nullptr && model.algorithm != "sgd" && (model.algorithm != "muon" || mixed)) {
+    if (const Value* step = number_in(p, "step"); step != nullptr && model.algorithm != "sgd" &&
+                                                  (model.algorithm != "muon" || table.empty())) {
       ASSIGN_OR_RETURN(count, real_of(*step, shown(p) + ": step"));
       out.leaves.push_back(scalar_leaf(state_path(model, p, "step"), static_cast<float>(count)));
     }
@@ -192,7 +185,12 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
     }
   }
   const auto settings_for = [&](const Group& group) {
-    return table.empty() ? group.settings : settings_of(group, table);
+    if (table.empty()) return group.settings;
+    Settings made = settings_of(group, table);
+    // Its Adam and its AdamW have each their own where a group has none.
+    if (model.algorithm == "adam" && !decouples(model, group))
+      take_from(made, "decoupled_weight_decay");
+    return made;
   };
   RETURN_IF_ERROR(add_groups(model, settings_for, out.leaves));
   return out;

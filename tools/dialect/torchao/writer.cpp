@@ -181,10 +181,6 @@ Result<Document> write_torchao(const Model& model, const Wanted& wanted, Dialect
     return Error{Exit::kUsage, "torchao's blocks have an even number of values, not " +
                                    std::to_string(wanted.block)};
   ASSIGN_OR_RETURN(kind, kind_of(model, wanted.state_format));
-  RETURN_IF_ERROR(check_maximize(model, "torchao"));
-  if (std::any_of(model.groups.begin(), model.groups.end(), couples_weight_decay))
-    report.warnings.push_back(
-        "weight decay is part of the gradient here: continue with torchao's Adam, not its AdamW");
   return TorchaoWriter(model, wanted, kind, report).write();
 }
 

@@ -6,6 +6,7 @@
 
 #include "catalog/catalog.h"
 #include "dialect/tree/optimizer_tree.h"
+#include "dialect/tree/other_rules.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -158,6 +159,9 @@ const std::map<std::string, Settings>& lowbit_tables() {
                                       {"t_beta3", none()},
                                       {"eps", real(1e-8)},
                                       {"weight_decay", real(0.01)}})},
+      {"lamb",
+       with_shared(
+           1e-3, {{"betas", pair(0.9, 0.999)}, {"eps", real(1e-8)}, {"weight_decay", real(0.0)}})},
       {"lars", with_shared(1e-3, {{"momentum", real(0.9)},
                                   {"dampening", real(0.0)},
                                   {"weight_decay", real(0.0)},
@@ -215,6 +219,7 @@ const std::set<std::string>& library_settings() {
                  "adam_w_mode", "use_first_moment", "factor_second_moment", "clip_threshold",
                  "decay_rate", "scale_parameter", "relative_step", "warmup_init", "beta1",
                  "bias_correction", "use_muon"});
+    made.insert({"trust_coeff", "trust_clip", "always_adapt"});  // timm
     for (const auto* tables : {&torch_tables(), &lowbit_tables()}) {
       for (const auto& [name, table] : *tables) {
         for (const auto& [key, value] : table) made.insert(key);
@@ -237,29 +242,22 @@ std::set<std::string> states_with(bool lowbit::Slot::* flag) {
   return made;
 }
 
-}  // namespace
-
-bool is_setting(const std::string& name) { return library_settings().contains(name); }
-
-bool is_moment(const std::string& name) { return moments().contains(name); }
-
-bool is_weight_state(const std::string& name) {
-  static const std::set<std::string> all = states_with(&lowbit::Slot::is_weight);
-  return all.contains(name);
+/// Whether all groups are of timm's LARS where its step is that of lowbit's: it adapts a tensor
+/// that is not decayed only with `always_adapt`.
+bool takes_step_of_lars(const std::vector<Group>& groups) {
+  const auto is_on = [](const Group& group, const char* name) {
+    const Value* said = setting(group, name);
+    return said != nullptr && (said->integer != 0 || said->real != 0);
+  };
+  return !groups.empty() && std::all_of(groups.begin(), groups.end(), [&](const Group& group) {
+    return setting(group, "trust_coeff") != nullptr && !is_on(group, "trust_clip") &&
+           (is_on(group, "weight_decay") || is_on(group, "always_adapt"));
+  });
 }
 
-bool is_slow_state(const std::string& name) {
-  static const std::set<std::string> all = states_with(&lowbit::Slot::is_slow);
-  return all.contains(name);
-}
-
-bool is_signed_state(const std::string& name) {
-  const auto known = moments().find(name);
-  if (known != moments().end()) return known->second;
-  return !name.ends_with("_row") && !name.ends_with("_col");  // means of squares
-}
-
-std::string algorithm_of(const Model& model) {
+/// The algorithm by the names of its states, before a look at the settings by which others are
+/// known that have the same names.
+std::string algorithm_by_states(const Model& model) {
   std::set<std::string> names;
   for (const Param& p : model.params) {
     for (const State& s : p.states) {
@@ -290,11 +288,11 @@ std::string algorithm_of(const Model& model) {
   if (only({"exp_avg", "exp_avg_slow", "exp_avg_sq"}, "exp_avg_slow")) return "ademamix";
   if (only({"exp_avg", "exp_avg_sq", "exp_avg_res"}, "exp_avg_res")) return "came";
   if (only({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "exp_avg_sq")) {
-    // NAdam and RAdam have Adam's names; torch's Adam says amsgrad beside the others. So has the
-    // Adafactor of transformers and fairseq, which need not have a first moment.
-    const bool radam = set("decoupled_weight_decay") && set("foreach") && !set("amsgrad");
-    const bool adafactor = !names.contains("exp_avg") || set("clip_threshold");
-    return radam || adafactor || set("momentum_decay") ? "" : "adam";
+    // The Adafactor of transformers and fairseq need not have a first moment.
+    if (!names.contains("exp_avg") || set("clip_threshold")) return "";
+    // lowbit.LAMB has no option of lowbit.Adam's, nor APOLLO's rank.
+    const bool lamb = model.dialect == "lowbit" && set("betas") && !set("amsgrad") && !set("rank");
+    return lamb ? "lamb" : "adam";
   }
   if (only({"z", "exp_avg_sq"}, "z")) return "schedule_free";
   if (only({"exp_avg", "variance"}, "variance")) return "adafactor";
@@ -302,8 +300,49 @@ std::string algorithm_of(const Model& model) {
   if (only({"square_avg", "momentum_buffer", "grad_avg"}, "square_avg")) return "rmsprop";
   if (only({"sum"}, "sum")) return "adagrad";
   if (only({"momentum_buffer"}, "momentum_buffer"))
-    return set("trust_coefficient") ? "lars" : "sgd";
+    return set("trust_coefficient") || takes_step_of_lars(model.groups) ? "lars" : "sgd";
   return "";
+}
+
+}  // namespace
+
+bool is_setting(const std::string& name) { return library_settings().contains(name); }
+
+bool is_moment(const std::string& name) { return moments().contains(name); }
+
+bool is_weight_state(const std::string& name) {
+  static const std::set<std::string> all = states_with(&lowbit::Slot::is_weight);
+  return all.contains(name);
+}
+
+bool is_slow_state(const std::string& name) {
+  static const std::set<std::string> all = states_with(&lowbit::Slot::is_slow);
+  return all.contains(name);
+}
+
+bool is_signed_state(const std::string& name) {
+  const auto known = moments().find(name);
+  if (known != moments().end()) return known->second;
+  return !name.ends_with("_row") && !name.ends_with("_col");  // means of squares
+}
+
+std::string algorithm_of(const Model& model) {
+  const std::string by_states = algorithm_by_states(model);
+  return other_rule(by_states, model.groups).empty() ? by_states : "";
+}
+
+std::string other_rule_of(const Model& model) {
+  return other_rule(algorithm_by_states(model), model.groups);
+}
+
+std::optional<bool> decouples(const Model& model, const Group& group) {
+  const Value* said = setting(group, "decoupled_weight_decay");
+  if (said != nullptr && said->is(Value::Kind::kBool)) return said->integer != 0;
+  // Libraries whose Adam has one decay. `correct_bias` is of AdamW of transformers.
+  for (const char* known : {"lowbit", "bitsandbytes", "lpmm", "adafactor8bit"}) {
+    if (model.dialect == known) return true;
+  }
+  return setting(group, "correct_bias") != nullptr ? std::optional(true) : std::nullopt;
 }
 
 Status refuse_subspace(const Model& model, const std::string& whose) {
@@ -324,6 +363,11 @@ Status refuse_subspace(const Model& model, const std::string& whose) {
 }
 
 Error no_optimizer(const Model& model, const std::string& whose) {
+  if (model.algorithm == "lamb")
+    return bad(
+        whose +
+        " has no optimizer that takes the step of lowbit.LAMB, whose states have the names of "
+        "Adam's");
   std::vector<std::string> names;  // LBFGS has hundreds
   for (const Param& p : model.params) {
     if (p.states.empty()) continue;
@@ -335,6 +379,17 @@ Error no_optimizer(const Model& model, const std::string& whose) {
   }
   return bad(whose + " has no optimizer that keeps these states" +
              (names.empty() ? "" : " (" + some_of(names) + ")"));
+}
+
+bool keeps_as_they_are(const Model& model) {
+  // torch's Muon steps matrices only, and is not a NorMuon.
+  const bool mixed = model.algorithm == "muon" &&
+                     std::any_of(model.params.begin(), model.params.end(), [](const Param& p) {
+                       return std::any_of(p.states.begin(), p.states.end(), [](const State& s) {
+                         return s.name != "momentum_buffer";
+                       });
+                     });
+  return mixed || torch_settings(model.algorithm).empty();
 }
 
 const Settings& torch_settings(const std::string& algorithm) {

@@ -2,6 +2,7 @@
 // lowbit.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -22,14 +23,22 @@ bool is_weight_state(const std::string& name);
 /// says.
 bool is_slow_state(const std::string& name);
 /// "adam" (AdamW too), "sgd", "adafactor", "rmsprop", "adagrad", "lion", "ademamix", "lars",
-/// "came", "muon" (with AdamW beside it or not), "schedule_free"; "" if lowbit has no such
+/// "lamb", "came", "muon" (with AdamW beside it or not), "schedule_free"; "" if lowbit has no such
 /// optimizer.
 std::string algorithm_of(const Model& model);
+/// Whose optimizer it is where its states have the names of another's; "" where they have not.
+std::string other_rule_of(const Model& model);
+/// Whether a group of Adam's decays the weights and not the gradient; empty where its file does not
+/// say.
+std::optional<bool> decouples(const Model& model, const Group& group);
 /// The error if no optimizer of `whose` ("lowbit") can continue from these states.
 Error no_optimizer(const Model& model, const std::string& whose);
 /// An error if a parameter's state is known to be of its gradient in a subspace: its number
 /// "apollo_rank" says so. `whose` optimizers have none.
 Status refuse_subspace(const Model& model, const std::string& whose);
+/// Whether torch has no such optimizer, or only for some of the parameters: it gets the settings as
+/// they are.
+bool keeps_as_they_are(const Model& model);
 /// The settings of an algorithm with torch.optim's defaults; empty if torch has no such optimizer.
 const Settings& torch_settings(const std::string& algorithm);
 /// The same with lowbit's defaults, without state_format and other settings that depend on the
