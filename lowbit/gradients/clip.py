@@ -35,7 +35,7 @@ def clip_grad_norm_(
     The norm is accurate for 16-bit gradients too. Gradients are multiplied by min(1, max_norm /
     (norm + 1e-6)), to within two float32 roundings; 16-bit gradients are rounded once. `clip_scale`
     makes the step itself apply the factor, without the pass over the gradients and without that
-    rounding.
+    rounding. Gradients that tensor parallelism left as partial sums are added up first, in `grad`.
 
     Args:
         parameters, max_norm: as in torch.
@@ -61,6 +61,8 @@ def clip_grad_norm_(
             parameter, or a flat shard of FSDP1 was not bound by `lowbit.fsdp1.bind`.
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+    for p in parameters:  # a product of a sum is not the sum of products
+        sharding.place_gradient(p)
     norm, divisor = clip_scale(parameters, max_norm, norm_type, error_if_nonfinite, group=group)
     factor = (1.0 / divisor.double()).float()
     scale_grads(parameters, factor)

@@ -80,6 +80,12 @@ def gradient(p: Any) -> Tensor:
     return local(grad)
 
 
+def place_gradient(p: Any) -> None:
+    """Places p's gradient like p, in `p.grad` itself: a collective where it is not so already."""
+    if is_dtensor(p) and is_dtensor(p.grad) and not same_placement(p.grad, p):
+        p.grad = p.grad.redistribute(p.device_mesh, p.placements)
+
+
 def dense_gradient(p: Any) -> Tensor:
     """The local part of p's gradient, as `gradient` gives it.
     Raises RuntimeError if it is sparse.

@@ -59,6 +59,18 @@ def partial_probe(mesh) -> bool:
     return totals[0]["states"] == totals[1]["states"]
 
 
+def partial_clipped(mesh) -> bool:
+    """A gradient that is a sum over ranks yet to be taken is clipped as one process clips it."""
+    generator = torch.Generator().manual_seed(0)
+    value, *parts = torch.randn(3, 64, 128, generator=generator)
+    plain = nn.Parameter(value.clone())
+    copies = nn.Parameter(distribute_tensor(value, mesh, [Replicate()]))
+    plain.grad = parts[0] + parts[1]
+    copies.grad = DTensor.from_local(parts[dist.get_rank()], mesh, [Partial()])
+    norms = [lowbit.clip_grad_norm_(p, 0.3) for p in (plain, copies)]
+    return torch.equal(*norms) and torch.equal(plain.grad, copies.grad.full_tensor())
+
+
 def columns(mesh, folder: pathlib.Path) -> bool:
     """State of a parameter cut along its columns,
     saved as a DCP directory and loaded by load_optimizer.
@@ -90,4 +102,5 @@ def columns(mesh, folder: pathlib.Path) -> bool:
 def found(folder: str) -> dict:
     mesh = init_device_mesh("cpu", (2,))
     out = {**partial_gradients(mesh), "probed": partial_probe(mesh)}
+    out["clipped"] = partial_clipped(mesh)
     return {**out, "columns loaded": columns(mesh, pathlib.Path(folder) / "columns")}

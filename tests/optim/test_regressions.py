@@ -14,13 +14,13 @@ from tests.optim import tensor_parallel_worker
 
 @pytest.mark.usefixtures("ckpt")
 def test_tensor_parallelism(pool):
-    """Gradients that are sums yet to be taken were stepped by their local part; column shards did
-    not load from a directory.
+    """Gradients that are sums yet to be taken were stepped by their local part, and clipped before
+    they were added; column shards did not load from a directory.
     """
     found = pool.run(2, tensor_parallel_worker.found, pool.folder)[0]
     assert found["between copies"] == 0
     assert found["from one process"] < 1e-5
-    assert found["probed"] and found["columns loaded"]
+    assert found["probed"] and found["clipped"] and found["columns loaded"]
 
 
 def test_seven_dimensions_step():
