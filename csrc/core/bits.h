@@ -30,13 +30,6 @@ LB_HD constexpr float select(uint32_t mask, float a, float b) {
   return bits_float((float_bits(a) & mask) | (float_bits(b) & ~mask));
 }
 
-/// decay * x, and a zero where there is no decay: 0 times an infinity would be NaN. The sign of x
-/// stays, so that finite values give the bits of the product.
-LB_HD constexpr float decay_of(float x, float decay) {
-  const uint32_t kept = 0x80000000u | (0u - static_cast<uint32_t>(decay != 0.0f));
-  return decay * bits_float(float_bits(x) & kept);
-}
-
 /// x where a and b are both positive or both negative, else y. Integers, not conditions: g++ makes
 /// branches of those, and loops with branches are left without vectors.
 LB_HD constexpr float where_same_sign(float a, float b, float x, float y) {

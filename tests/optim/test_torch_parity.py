@@ -239,32 +239,3 @@ def test_8_bit_state_follows_float32_and_resumes(name):
     for t in range(20, 24):
         advance([(narrow, again)], (b, c), t)
     assert torch.equal(narrow, again)
-
-
-WITHOUT_DECAY = {
-    "SGD": lambda p, format: lowbit.SGD(p, lr=0.1, state_format=format),
-    "momentum": lambda p, format: lowbit.SGD(p, lr=0.1, momentum=0.9, state_format=format),
-    "RMSprop": lambda p, format: lowbit.RMSprop(p, centered=True, state_format=format),
-    "Adagrad": lambda p, format: lowbit.Adagrad(p, state_format=format),
-    "Adam": lambda p, format: lowbit.Adam(p, amsgrad=True, state_format=format),
-    "cautious": lambda p, format: lowbit.Adam(p, cautious=True, state_format=format),
-    "factored": lambda p, format: lowbit.Adam(p, state_format="factored4"),
-    "APOLLO": lambda p, format: lowbit.APOLLO(p, rank=4, weight_decay=0.0, state_format=format),
-}
-
-
-@pytest.mark.parametrize("state_format", ["float32", "8bit"])
-@pytest.mark.parametrize("name", WITHOUT_DECAY)
-def test_an_infinite_weight_stays_without_decay(name, state_format):
-    """As in torch: 0 times infinity is not added to its gradient, nor to the state."""
-    generator = torch.Generator().manual_seed(0)
-    p = nn.Parameter(torch.randn(40, 96, generator=generator))
-    with torch.no_grad():
-        p[3, 5], p[4, 6] = torch.inf, -torch.inf
-    opt = WITHOUT_DECAY[name]([p], state_format)
-    for _ in range(3):
-        p.grad = torch.randn(40, 96, generator=generator)
-        opt.step()
-    assert p[3, 5] == torch.inf and p[4, 6] == -torch.inf
-    assert p.isfinite().sum() == p.numel() - 2
-    assert all(t.isfinite().all() for t in opt.state[p].values() if t.is_floating_point())

@@ -13,7 +13,6 @@
 
 #include <cstdint>
 
-#include "core/bits.h"
 #include "core/macros.h"
 #include "core/power.h"
 
@@ -43,7 +42,7 @@ struct Scaling {
 
   LB_HD float applied(float p, float u) const {
     const float q = p - eta * u;
-    return q - decay_of(q, decay);
+    return q - decay * q;
   }
 };
 

@@ -9,7 +9,6 @@
 
 #include <cstdint>
 
-#include "core/bits.h"
 #include "core/update/rule.h"
 
 namespace lowbit {
@@ -33,7 +32,7 @@ struct Adagrad {
     return c;
   }
   LB_HD static void update(float g, float& p, float (&s)[1], const Coef& c) {
-    g = g * c.g_scale + decay_of(p, c.weight_decay);
+    g = g * c.g_scale + c.weight_decay * p;
     s[0] = s[0] + g * g;
     p = p - c.lr * (g / (__builtin_sqrtf(s[0]) + c.eps));
   }

@@ -70,7 +70,7 @@ struct AdamRule {
     if constexpr (kDecoupled) {
       p = p * c.decay;
     } else {
-      g = g + decay_of(p, c.weight_decay);
+      g = g + c.weight_decay * p;
     }
     s[0] = s[0] + (g - s[0]) * c.one_minus_beta1;
     s[1] = s[1] * c.beta2 + (g * g) * c.one_minus_beta2;

@@ -11,7 +11,6 @@
 
 #include <cstdint>
 
-#include "core/bits.h"
 #include "core/update/adam.h"
 
 namespace lowbit {
@@ -42,7 +41,7 @@ struct FactoredAdam {
   LB_HD static void measure(float g, float p, float*, const float*, const Coef& c, float& grid,
                             float*) {
     g = g * c.g_scale;
-    if constexpr (!kDecoupled) g = g + decay_of(p, c.weight_decay);
+    if constexpr (!kDecoupled) g = g + c.weight_decay * p;
     grid = g * g;
   }
 
@@ -56,7 +55,7 @@ struct FactoredAdam {
     if constexpr (kDecoupled) {
       p = p * c.decay;
     } else {
-      g = g + decay_of(p, c.weight_decay);
+      g = g + c.weight_decay * p;
     }
     m = m + (g - m) * c.one_minus_beta1;
     return f[0] * f[1];

@@ -18,7 +18,6 @@
 
 #include <cstdint>
 
-#include "core/bits.h"
 #include "core/update/rule.h"
 
 namespace lowbit {
@@ -53,7 +52,7 @@ struct RmspropRule {
     return c;
   }
   LB_HD static void update(float g, float& p, float (&s)[kSlots], const Coef& c) {
-    g = g * c.g_scale + decay_of(p, c.weight_decay);
+    g = g * c.g_scale + c.weight_decay * p;
     s[0] = c.alpha * s[0] + c.one_minus_alpha * (g * g);
     float v = s[0];
     if constexpr (kCentered) {

@@ -18,7 +18,6 @@
 
 #include <cstdint>
 
-#include "core/bits.h"
 #include "core/power.h"
 #include "core/update/muon.h"
 #include "core/update/rule.h"
@@ -56,8 +55,7 @@ struct ScheduleFreeAdamW {
   LB_HD static void update(float g, float& p, float (&s)[2], const Coef& c) {
     g = g * c.g_scale;
     s[1] = s[1] * c.beta2 + (g * g) * c.one_minus_beta2;
-    const float d =
-        g / (__builtin_sqrtf(s[1]) * c.inv_sqrt_bc2 + c.eps) + decay_of(p, c.weight_decay);
+    const float d = g / (__builtin_sqrtf(s[1]) * c.inv_sqrt_bc2 + c.eps) + c.weight_decay * p;
     const float z = c.first ? p : s[0];
     p = c.average(p, z) - c.y_step * d;
     s[0] = z - c.z_step * d;

@@ -10,7 +10,6 @@
 
 #include <cstdint>
 
-#include "core/bits.h"
 #include "core/update/rule.h"
 
 namespace lowbit {
@@ -47,7 +46,7 @@ struct SgdRule {
 
   // The step before the learning rate; also for core/update/cautious.h.
   LB_HD static float direction(float g, float& p, Values<SgdRule>& s, const Coef& c, float& along) {
-    const float d = g * c.g_scale + decay_of(p, c.weight_decay);
+    const float d = g * c.g_scale + c.weight_decay * p;
     along = d;
     float step = d;
     if constexpr (kMomentum) {

@@ -12,7 +12,6 @@
 
 #include <cstdint>
 
-#include "core/bits.h"
 #include "core/power.h"
 #include "core/update/rule.h"
 
@@ -52,7 +51,7 @@ struct Lamb {
     s[0] = s[0] + (g - s[0]) * c.one_minus_beta1;
     s[1] = s[1] * c.beta2 + (g * g) * c.one_minus_beta2;
     const float adam = s[0] * c.inv_bc1 / (__builtin_sqrtf(s[1]) * c.inv_sqrt_bc2 + c.eps);
-    return adam + decay_of(p, c.weight_decay);
+    return adam + c.weight_decay * p;
   }
   template <int kRound>
   LB_HD static void measure(float g, float p, float* s, const float*, const Coef& c, float&,
@@ -111,7 +110,7 @@ struct Lars {
       c.ratio = static_cast<float>(c.trust_coefficient * p / (g + c.decay * p + c.eps));
   }
   LB_HD static void update(float g, float& p, float* s, const Coef& c) {
-    const float d = (g * c.g_scale + decay_of(p, c.weight_decay)) * c.ratio;
+    const float d = (g * c.g_scale + c.weight_decay * p) * c.ratio;
     s[0] = c.momentum * s[0] + c.fresh * d;
     const float step = c.nesterov != 0.0f ? d + c.momentum * s[0] : s[0];
     p = p - c.lr * step;
