@@ -1,6 +1,7 @@
 #include "python/values.h"
 
 #include "dialect/model/formats.h"
+#include "dialect/tree/algorithm.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt::python {
@@ -156,7 +157,12 @@ Object to_python(const Model& model) {
   out.set("root", to_python(model.root));
   out.set("flattened", boolean(model.flattened));
   out.set("warnings", std::move(warnings).done());
-  out.set("refusal", text(printable(model.refusal)));
+  const std::string other = other_rule_of(model);
+  const std::string refusal =
+      model.refusal.empty() && !other.empty()
+          ? "its optimizer is " + other + ", and no optimizer of lowbit takes its step"
+          : model.refusal;
+  out.set("refusal", text(printable(refusal)));
   out.set("params", std::move(params).done());
   out.set("groups", std::move(groups).done());
   return std::move(out).done();

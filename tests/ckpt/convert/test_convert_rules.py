@@ -3,6 +3,7 @@ keys are those of timm 1.0, Apex, DeepSpeed 0.19, schedulefree 1.4, transformers
 pytorch_optimizer 3."""
 
 import json
+import re
 
 import pytest
 import torch
@@ -86,6 +87,15 @@ def test_an_optimizer_of_another_rule_is_named_and_refused(tmp_path, name):
     kept = convert(tmp_path, content, "torch")
     group = kept["param_groups"][0]
     assert {key: group[key] for key in OTHERS[name][1]} == OTHERS[name][1]
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_an_optimizer_of_another_rule_is_not_loaded(tmp_path, name):
+    torch.save(saved(*OTHERS[name]), tmp_path / "o.pt")
+    opt = lowbit.AdamW([(name, torch.nn.Parameter(torch.zeros(SHAPE))) for name in "ab"])
+    with pytest.raises(ValueError, match=re.escape(f"its optimizer is {name}, and no optimizer")):
+        lowbit.load_optimizer(opt, tmp_path / "o.pt")
+    assert not opt.state
 
 
 @pytest.mark.parametrize("to", ["torch", "torchao", "fusedadam", "flashoptim", "lpmm"])
