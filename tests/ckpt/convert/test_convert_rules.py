@@ -95,7 +95,7 @@ def test_an_optimizer_of_another_rule_is_not_loaded(tmp_path, name):
     opt = lowbit.AdamW([(name, torch.nn.Parameter(torch.zeros(SHAPE))) for name in "ab"])
     with pytest.raises(ValueError, match=re.escape(f"its optimizer is {name}, and no optimizer")):
         lowbit.load_optimizer(opt, tmp_path / "o.pt")
-    assert not opt.state
+    assert all(float(state["step"]) == 0 for state in opt.state.values())
 
 
 @pytest.mark.parametrize("to", ["torch", "torchao", "fusedadam", "flashoptim", "lpmm"])
