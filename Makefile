@@ -200,8 +200,8 @@ sdist: $(VENV)/wheel  ## the sources in out/, as PyPI takes them
 	  { cat $(VENV)/sdist.log; exit 1; }
 	@$(BIN)/twine check --strict out/lowbit-*.tar.gz && ls -l out/lowbit-*.tar.gz
 
-# The wheel of this machine in clean environments of several Pythons, without a compiler: PYTHONS="python3.10
-# python3.13".
+# The wheel of this machine in clean environments of several Pythons, without a compiler:
+#   make wheel-check PYTHONS="python3.10 python3.13"
 PYTHONS ?= $(PY)
 wheel-check:  ## the wheel in clean environments; PYTHONS="python3.10 python3.13"
 	@$(PY) .ci/wheel/check.py out/lowbit-*_$(shell uname -m).whl $(PYTHONS)

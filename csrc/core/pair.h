@@ -17,21 +17,21 @@ struct TensorPair {
   // Where the objects of the two tensors are: hints for the processor's caches, and never read.
   static constexpr int kHints = 7;
   const char* hint[kHints];
-  uint64_t seal;  // of the addresses and the length: other numbers are not read as addresses
+  uint64_t checksum;  // of the addresses and the length: other numbers are not read as addresses
 };
 constexpr int64_t kPairColumns = sizeof(TensorPair) / sizeof(int64_t);
 
-/// The seal of a row. It finds tensors that were never a table, and rows that something wrote into;
-/// not a table that is older than the memory it tells of.
-inline uint64_t seal_of(const TensorPair& row) {
-  uint64_t seal = 0x6c6f776269742e31;  // "lowbit.1"
+/// The checksum of a row. It detects tensors that are not a table and rows that were overwritten,
+/// not a stale table whose addresses have been freed.
+inline uint64_t checksum_of(const TensorPair& row) {
+  uint64_t checksum = 0x6c6f776269742e31;  // "lowbit.1"
   const uint64_t words[] = {reinterpret_cast<uint64_t>(row.param),
                             reinterpret_cast<uint64_t>(row.grad), static_cast<uint64_t>(row.numel)};
   for (const uint64_t word : words) {
-    seal = (seal ^ word) * 0x9e3779b97f4a7c15;
-    seal ^= seal >> 32;
+    checksum = (checksum ^ word) * 0x9e3779b97f4a7c15;
+    checksum ^= checksum >> 32;
   }
-  return seal;
+  return checksum;
 }
 
 }  // namespace lowbit

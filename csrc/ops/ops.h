@@ -36,7 +36,7 @@ struct Device {
   /// Whether it is one of these, and not such as the meta device, which has no memory.
   bool has_memory() const { return cpu || index >= 0; }
   std::string name() const {
-    if (!has_memory()) return "neither the CPU nor a GPU";
+    if (!has_memory()) return "a device without memory";
     return cpu ? "the CPU" : "cuda:" + std::to_string(index);
   }
 };

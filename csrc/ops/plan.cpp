@@ -260,7 +260,7 @@ Plan make_plan(const StepTensors& tensors) {
   const size_t n = tensors.params.size();
   Plan plan{Device(tensors.params[0])};
   STD_TORCH_CHECK(plan.device.has_memory(), kOp, ": the parameters are on ", plan.device.name(),
-                  ", where nothing is to step");
+                  ", such as meta: there is nothing to update");
   plan.rule = checked_rule(kOp, tensors.rule);
   STD_TORCH_CHECK(tensors.steps.size() == n, kOp, ": ", n, " parameters, ", tensors.steps.size(),
                   " steps");
@@ -300,7 +300,7 @@ void bind_table(Plan& plan, const Tensor& table) {
                     rows[i].numel, " elements, and its parameter has ", numel);
     STD_TORCH_CHECK(numel == 0 || (rows[i].param != nullptr && rows[i].grad != nullptr), kOp,
                     ": row ", i, " of the table of addresses has no address");
-    STD_TORCH_CHECK(rows[i].seal == seal_of(rows[i]), kOp, ": row ", i,
+    STD_TORCH_CHECK(rows[i].checksum == checksum_of(rows[i]), kOp, ": row ", i,
                     " of the table of addresses is not as lowbit._tensors wrote it");
     set_pair(plan, i, const_cast<void*>(rows[i].param), rows[i].grad, plan.jobs[i].grad_format);
   }

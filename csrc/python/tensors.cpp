@@ -226,7 +226,7 @@ bool record(PyObject* param, PyObject* grad, TensorPair& row) {
   row.param_type = type_of(p), row.grad_type = type_of(g);
   row.device_type = p.device.device_type, row.device = p.device.device_id;
   row.kind = Py_TYPE(param);
-  row.seal = seal_of(row);
+  row.checksum = checksum_of(row);
   set_hints(param, grad, row);
   return numel(g) == row.numel && g.device.device_type == row.device_type &&
          g.device.device_id == row.device;
@@ -245,7 +245,7 @@ bool take(PyObject* param, PyObject* grad, TensorPair& row) {
   // To ask takes some 80 ns. A parameter is asked again only where it was given other memory.
   const bool good = literal(grad) && (row.param == address(t) || literal(param));
   row.param = address(t), row.grad = at;
-  row.seal = seal_of(row);
+  row.checksum = checksum_of(row);
   return good;
 }
 

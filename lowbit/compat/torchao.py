@@ -26,8 +26,8 @@ class _TorchaoName(LowbitOptimizer):
     """torchao's two keywords for Adam and AdamW.
 
     Args:
-        block_size: the block length of all states; None (default) keeps the preset's. It is for the
-            whole optimizer, with or without `amsgrad` in a group.
+        block_size: the block length of all states; None (default) keeps the preset's. It applies
+            to all groups, whether or not they use `amsgrad`.
         bf16_stochastic_round: False rounds bfloat16 parameters to nearest;
             True and None (default) round stochastically.
     """

@@ -65,7 +65,7 @@ def qconfig(
 
     Raises:
         ValueError: a key or value that has no equivalent here, or a section that has no settings;
-            the message names both. Or a file is among those it starts from.
+            the message names both. Or `BASE` is circular.
     """
     merged: dict[str, dict[str, Any]] = {name: dict(keys) for name, keys in _DEFAULTS.items()}
     _merge(merged, config)
@@ -92,7 +92,9 @@ def _merge(
 
         path = os.fspath(config)
         if os.path.realpath(path) in above:
-            raise ValueError(f"BASE of {above[-1]!r} names {path!r}, which starts from it")
+            raise ValueError(
+                f"BASE is circular: {above[-1]!r} names {path!r}, which is built on it"
+            )
         above = (*above, os.path.realpath(path))
         base = os.path.dirname(path)
         with open(path, encoding="utf-8") as file:

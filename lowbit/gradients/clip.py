@@ -62,7 +62,7 @@ def clip_grad_norm_(
     """
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     for p in parameters:  # a product of a sum is not the sum of products
-        sharding.place_gradient(p)
+        sharding.redistribute_gradient(p)
     norm, divisor = clip_scale(parameters, max_norm, norm_type, error_if_nonfinite, group=group)
     factor = (1.0 / divisor.double()).float()
     scale_grads(parameters, factor)

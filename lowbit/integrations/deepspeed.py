@@ -10,6 +10,7 @@ The configuration needs `"zero_allow_untested_optimizer": true`.
 from __future__ import annotations
 
 import functools
+import inspect
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -47,8 +48,9 @@ def bind_when_initialized(opt: LowbitOptimizer) -> None:
     """Makes `deepspeed.initialize` bind an optimizer when it is called with it as `optimizer=`.
 
     For programs that call `deepspeed.initialize` themselves and load a checkpoint right after it,
-    before any code of the user's runs, as Trainer does. From then on `deepspeed.initialize` is a
-    function of lowbit's around DeepSpeed's, which leaves every other optimizer alone.
+    before any code of the user's runs, as Trainer does. From then on `deepspeed.initialize` is
+    lowbit's wrapper, which ignores other optimizers. It raises RuntimeError for one that replaces
+    lowbit's, as accelerate does under offload.
     """
     import deepspeed
 
@@ -57,17 +59,34 @@ def bind_when_initialized(opt: LowbitOptimizer) -> None:
     if hasattr(initialize_only, "binds_waiting"):
         return
 
+    signature = inspect.signature(initialize_only)
+
     @functools.wraps(initialize_only)
     def initialize_and_bind(*args: Any, **keywords: Any) -> tuple[Any, ...]:
+        given = signature.bind(*args, **keywords).arguments.get("optimizer")
+        _check_not_replaced(given)
         made: tuple[Any, ...] = initialize_only(*args, **keywords)
-        given = keywords.get("optimizer")
-        if given is not None and given in _waiting:
+        if isinstance(given, LowbitOptimizer) and given in _waiting:
             _waiting.discard(given)
             bind(made[0])
         return made
 
     initialize_and_bind.binds_waiting = True  # type: ignore[attr-defined]
     deepspeed.initialize = initialize_and_bind
+
+
+def _check_not_replaced(given: Any) -> None:
+    """Raises RuntimeError if an optimizer steps the parameters of another that waits."""
+    if isinstance(given, LowbitOptimizer):
+        return
+    stepped = {id(p) for group in getattr(given, "param_groups", ()) for p in group["params"]}
+    for opt in _waiting:
+        if any(id(p) in stepped for group in opt.param_groups for p in group["params"]):
+            raise RuntimeError(
+                f"deepspeed.initialize was given {type(given).__name__} in place of "
+                f"lowbit.{type(opt).__name__}. accelerate replaces optimizers where the "
+                'configuration offloads them: set "zero_force_ds_cpu_optimizer": false in it'
+            )
 
 
 def bind(engine: Any, *, export: str | None = None) -> None:

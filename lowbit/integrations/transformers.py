@@ -25,7 +25,7 @@ from lowbit.optim.named import no_optimizer, optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
 # Optimizers of training runs that have ScheduleFreeCallback.
-_saved_as_average: weakref.WeakSet[LowbitOptimizer] = weakref.WeakSet()
+_with_callback: weakref.WeakSet[LowbitOptimizer] = weakref.WeakSet()
 
 CONSTANT = ("constant", "constant_with_warmup")  # Trainer's schedules that do not decay
 
@@ -132,7 +132,14 @@ class ScheduleFreeCallback(TrainerCallback):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
     ) -> None:
-        _saved_as_average.add(getattr(optimizer, "optimizer", optimizer))  # inside accelerate's
+        if (opt := _unwrapped(optimizer)) is not None:
+            _with_callback.add(opt)
+
+    def on_train_end(
+        self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
+    ) -> None:
+        if (opt := _unwrapped(optimizer)) is not None:
+            _with_callback.discard(opt)
 
     def on_step_end(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
@@ -227,9 +234,16 @@ class StepInBackwardCallback(TrainerCallback, ExportableState):
         self.released = None
 
 
+def _unwrapped(optimizer: Any) -> LowbitOptimizer | None:
+    """The optimizer inside the wrappers of accelerate and DeepSpeed; None if it is another's."""
+    while optimizer is not None and not isinstance(optimizer, LowbitOptimizer):
+        optimizer = getattr(optimizer, "optimizer", None)
+    return optimizer
+
+
 def _check_callback(opt: LowbitOptimizer, *_: Any) -> None:
     """A hook before steps: raises RuntimeError in a training without ScheduleFreeCallback."""
-    if opt not in _saved_as_average:
+    if opt not in _with_callback:
         raise RuntimeError(
             "ScheduleFreeAdamW trains without its callback, and Trainer would save the weights of "
             "the last step in place of their average: pass Trainer(..., "
@@ -247,12 +261,12 @@ def build(
     heads: StateFormat | None = None,
     **options: Any,
 ) -> LowbitOptimizer:
-    """The optimizer of a model, with the groups of `Trainer`, which its schedule counts: a group
-    more only for embeddings and heads that differ from the rest, and for what Muon steps.
+    """The optimizer of a model, with the groups of `Trainer`, which its schedule counts, plus
+    groups for embeddings and heads that differ from the rest, and for matrices that Muon steps.
     """
     muon = isinstance(cls, type) and issubclass(cls, lowbit.MuonWithAdamW)
     parts_of = lowbit.muon_param_groups if muon else lowbit.param_groups
-    adamw_decay = options.get("adamw_weight_decay")
+    adamw_decay = options.get("adamw_weight_decay") if muon else None
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     parts = parts_of(model, embeddings=embeddings, heads=heads)
     if "rank" not in inspect.signature(cls).parameters:

@@ -1,9 +1,9 @@
 """The C++ operators and their catalog, typed. No other room touches `torch.ops`.
 
-Operators that write in place raise no version counters, which autograd compares: torch's stable
-ABI, up to 2.13, has no function for it. Optimizers raise those of parameters once for each step
-(`lowbit.step.versions`). Who calls an operator directly calls
-`torch.autograd.graph.increment_version` behind it.
+Operators that write in place do not bump the version counters that autograd checks: torch's stable
+ABI, up to 2.13, has no function for it. Optimizers bump those of parameters once for each step
+(`lowbit.step.versions`). If you call an operator directly, call
+`torch.autograd.graph.increment_version` afterwards.
 """
 
 from lowbit.ops import fakes

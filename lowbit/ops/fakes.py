@@ -79,8 +79,8 @@ def register(
 
 
 def _check_devices(name: str, given: Sequence[Any]) -> None:
-    """Raises RuntimeError if some tensors are on the meta device and others are not: torch calls a
-    fake where one tensor is there, and its result would have no values.
+    """Raises RuntimeError if some tensors are on the meta device and others are not: torch runs
+    the fake kernel if any tensor is on meta, so the result would have no values.
     """
     devices = {
         t.device.type
@@ -92,5 +92,5 @@ def _check_devices(name: str, given: Sequence[Any]) -> None:
         others = " and ".join(sorted(devices - {"meta"}))
         raise RuntimeError(
             f"lowbit::{name}: some tensors are on the meta device, which holds no values, and "
-            f"others on {others}; give it all of them on one"
+            f"others on {others}; put them all on one device"
         )

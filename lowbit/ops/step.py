@@ -91,8 +91,8 @@ step_discard = operators.step_discard  # (number)
 step_take = operators.step_take
 
 
-# (number, table) -> the same of the addresses in a table of lowbit._tensors.take. Each row has a
-# seal, so that other numbers are refused; the caller keeps the gradients that a table tells of.
+# (number, table) -> the same of the addresses in a table of lowbit._tensors.take. A row
+# without a valid checksum is refused; the caller must keep the gradients alive.
 step_take_table = operators.step_take_table
 
 

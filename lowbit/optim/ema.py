@@ -84,7 +84,7 @@ class EMA:
         self.model = params if isinstance(params, nn.Module) else None
         self.state_format, self.decay, self.warmup, self.seed = state_format, decay, warmup, seed
         _float32_decay(decay)  # raises
-        with torch.inference_mode(False):  # whose tensors nothing updates outside of that mode
+        with torch.inference_mode(False):  # whose tensors cannot be updated outside it
             # On the CPU, as loads write it in place.
             self._count = torch.zeros((), dtype=torch.int64, device="cpu")
             self._members = averaged(params, dtype, state_format)

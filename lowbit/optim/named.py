@@ -22,7 +22,7 @@ def optimizer_names() -> list[str]:
     return sorted(name for name in sys.modules["lowbit"].__all__ if optimizer_named(name))
 
 
-# What transformers' `optim` has in names, beside the rule and its bits: where the code comes from.
+# Words in transformers' `optim` names that say who wrote the code, not which rule it is.
 _ORIGINS = {"torch", "fused", "bnb", "apex", "xla", "npu", "anyprecision", "hf"}
 _OPTIONS = {"paged": "state_memory='managed'", "32bit": "state_format='float32'"}
 

@@ -75,15 +75,18 @@ def gradient(p: Any) -> Tensor:
     assert grad is not None
     if not is_dtensor(grad) or not is_dtensor(p):
         return local(grad)
-    if grad.device_mesh != p.device_mesh or tuple(grad.placements) != tuple(p.placements):
-        grad = grad.redistribute(p.device_mesh, p.placements)
-    return local(grad)
+    return local(_redistributed(grad, p))
 
 
-def place_gradient(p: Any) -> None:
-    """Places p's gradient like p, in `p.grad` itself: a collective where it is not so already."""
+def _redistributed(grad: Any, p: Any) -> Any:
+    """A gradient that is placed like p: a collective where it is not so already."""
+    return grad if same_placement(grad, p) else grad.redistribute(p.device_mesh, p.placements)
+
+
+def redistribute_gradient(p: Any) -> None:
+    """Places p's gradient like p, in `p.grad` itself."""
     if is_dtensor(p) and is_dtensor(p.grad) and not same_placement(p.grad, p):
-        p.grad = p.grad.redistribute(p.device_mesh, p.placements)
+        p.grad = _redistributed(p.grad, p)
 
 
 def dense_gradient(p: Any) -> Tensor:

@@ -112,6 +112,16 @@ def test_what_is_left_out_leaves_no_bytes_behind(tmp_path, legacy):
     assert back["row"].data_ptr() == back["tied"].data_ptr()
 
 
+def test_what_is_left_out_of_tied_tensors_unties_no_others(tmp_path):
+    """Its elements stay in the file, as those of the other name."""
+    whole = torch.arange(64.0)
+    content = {"row": whole[:12], "tied": whole[:12], "beyond": whole[6:20]}
+    torch.save(content, tmp_path / "a.pt")
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--exclude", "tied")
+    back = torch.load(tmp_path / "b.pt", weights_only=True)
+    assert back["beyond"].data_ptr() == back["row"].data_ptr() + 6 * 4
+
+
 def test_through_safetensors_and_back(tmp_path):
     given = tree(complex128=False)
     torch.save(given, tmp_path / "a.pt")

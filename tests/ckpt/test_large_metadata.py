@@ -76,3 +76,5 @@ def test_many_settings_take_no_time_for_each_pair(tmp_path, kept):
     assert "hold" in said and seconds < 20
     said, seconds, _ = measured("inspect", tmp_path / "many.pt", "--json")
     assert len(said) > count and seconds < 10
+    _, seconds, _ = measured("convert", tmp_path / "many.pt", tmp_path / "out.pt", "--to", "lowbit")
+    assert seconds < 20

@@ -170,6 +170,9 @@ def test_unknown_names_are_refused(tmp_path):
     factory, options = transformers.optimizer(args, "Lion", lr=1e-4, state_format="4bit")
     opt = factory()(nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64)), **options)
     assert isinstance(opt, lowbit.Lion) and opt.param_groups[0]["lr"] == 1e-4
+    factory, options = transformers.optimizer(args, "AdamW", adamw_weight_decay=0.1)
+    with pytest.raises(TypeError, match="adamw_weight_decay"):
+        factory()(nn.Linear(64, 64), **options)
     with pytest.raises(ValueError, match=r"no optimizer lowbit\.Adamw; did you mean 'AdamW'"):
         torchtitan.LowbitOptimizers._resolve_optimizer_factory("lowbit.Adamw")
 
@@ -258,6 +261,9 @@ def test_schedule_free_does_not_train_without_its_callback(tmp_path):
     trainer.train()
     opt = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     assert [group["train_mode"] for group in opt.param_groups] == [False, False]
+    opt.train()
+    with pytest.raises(RuntimeError, match="trains without its callback"):  # the run has ended
+        opt.step()
 
 
 def test_muon_with_adamw_gets_its_groups(tmp_path):

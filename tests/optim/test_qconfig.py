@@ -126,8 +126,8 @@ def test_lpmm_settings_that_cannot_be_expressed(config, words):
 @pytest.mark.parametrize(
     "base, words",
     [
-        ("[a.yml]", r"BASE of '.*a\.yml' names '.*a\.yml', which starts from it"),
-        ("[b.yml]", r"BASE of '.*b\.yml' names '.*a\.yml', which starts from it"),
+        ("[a.yml]", r"BASE is circular: '.*a\.yml' names '.*a\.yml'"),
+        ("[b.yml]", r"BASE is circular: '.*b\.yml' names '.*a\.yml'"),
         ("b.yml", "BASE is 'b.yml'; it must be a list of files"),
         ("[3]", r"BASE is \[3\]; it must be a list of files"),
     ],

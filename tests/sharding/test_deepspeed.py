@@ -2,11 +2,16 @@
 was bound; a stand-in does the same without the package.
 """
 
+import sys
+import types
+from unittest import mock
+
 import pytest
 import torch
 
 import lowbit
 from lowbit.flat import FlatSlice
+from lowbit.integrations import deepspeed
 
 UNBOUND = (
     r"flat "
@@ -23,6 +28,35 @@ def flat(params):
     vector = torch.cat([p.detach().reshape(-1) for p in params]).requires_grad_()
     vector.grad = torch.ones_like(vector)
     return vector
+
+
+@pytest.mark.parametrize("by_place", [False, True])
+def test_initialize_binds_what_waits_and_refuses_what_replaces_it(by_place):
+    """accelerate passes DeepSpeedCPUAdam in place of any optimizer whose state is offloaded."""
+
+    def initialize(args=None, model=None, optimizer=None, config=None):
+        return types.SimpleNamespace(optimizer=optimizer), optimizer
+
+    theirs = types.SimpleNamespace(initialize=initialize)
+    model = torch.nn.Linear(64, 64)
+    opt = lowbit.AdamW(model.named_parameters())
+    with (
+        mock.patch.dict(sys.modules, deepspeed=theirs),
+        mock.patch.object(deepspeed, "bind") as bind,
+    ):
+        deepspeed.bind_when_initialized(opt)
+
+        def called(optimizer):
+            if by_place:
+                return theirs.initialize(None, model, optimizer)
+            return theirs.initialize(model=model, optimizer=optimizer)
+
+        with pytest.raises(RuntimeError, match=r"SGD in place of lowbit\.AdamW.*zero_force_ds_cpu"):
+            called(torch.optim.SGD(model.parameters()))
+        called(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))
+        assert not bind.called
+        engine, _ = called(opt)
+        bind.assert_called_once_with(engine)
 
 
 def test_stages_1_and_2_step_one_group_of_flat_partitions_at_a_time():

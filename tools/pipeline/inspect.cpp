@@ -79,8 +79,8 @@ Json to_json(const Health& h) {
   return out;
 }
 
-/// The entries of an object, in time by their number: an ordered one looks for a key among all.
-class Entries {
+/// Builds an object in linear time; ordered_json searches all keys on each insertion.
+class ObjectBuilder {
  public:
   void set(const std::string& key, Json value) {
     auto& entries = object_.get_ref<Json::object_t&>();
@@ -105,7 +105,7 @@ Status describe(const Model& model, const InspectOptions& options, Json& out) {
   for (const std::string& w : model.warnings) out["warnings"].push_back(w);
   out["groups"] = Json::array();
   for (const Group& group : model.groups) {
-    Entries settings;
+    ObjectBuilder settings;
     for (const auto& [key, value] : group.settings) settings.set(printable(key), shown(value, 0));
     out["groups"].push_back({{"parameters", group.params.size()}, {"settings", settings.take()}});
   }
@@ -206,7 +206,7 @@ class Totals {
  private:
   static constexpr const char* kOther = "weights and other tensors";
   Json& out_;
-  Entries values_;
+  ObjectBuilder values_;
   std::map<std::string, std::pair<uint64_t, uint64_t>> dtypes_, kinds_;  // tensors, bytes
   std::set<double> steps_;
   uint64_t bytes_ = 0;

@@ -299,8 +299,8 @@ void find_steps(const Model& model, TensorCheck& out) {
   }
 }
 
-/// Adam's parameters that lack one of the two moments, which others of their group have. What lost
-/// all its state may be a parameter that never was stepped.
+/// Adam's parameters that lack one of the two moments, which others of their group have. A
+/// parameter without any state may never have been stepped.
 void find_moments(const Model& model, TensorCheck& out) {
   if (model.algorithm != "adam") return;
   for (const Group& group : model.groups) {

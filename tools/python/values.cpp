@@ -160,7 +160,9 @@ Object to_python(const Model& model) {
   const std::string other = other_rule_of(model);
   const std::string refusal =
       model.refusal.empty() && !other.empty()
-          ? "its optimizer is " + other + ", and no optimizer of lowbit takes its step"
+          ? "its optimizer is " + other +
+                ", and no optimizer of lowbit takes its step: continue with that "
+                "optimizer, or start a new one from the weights"
           : model.refusal;
   out.set("refusal", text(printable(refusal)));
   out.set("params", std::move(params).done());

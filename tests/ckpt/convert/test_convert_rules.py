@@ -21,6 +21,8 @@ SGD = {"lr": 1.0, "momentum": 0.9, "dampening": 0, "weight_decay": 0.1, "nestero
 LARS = {**SGD, "trust_coeff": 0.001, "eps": 1e-8, "trust_clip": False, "always_adapt": False}
 RMSPROP = {"lr": 1e-3, "alpha": 0.9, "eps": 1e-3, "momentum": 0.9, "centered": False}
 MOMENTS = ("exp_avg", "exp_avg_sq")
+NUMBERS = {"step": 3, "m_schedule": 0.9, "trust_ratio": torch.tensor(0.5)}
+NUMBERS["adam_norm"] = torch.tensor(2.0)
 
 OTHERS = {
     "FusedLAMB of Apex": (MOMENTS, {**LAMB, "step": 3}),
@@ -39,6 +41,9 @@ OTHERS = {
         {**ADAM, "caution": False, "foreach": None, "maximize": False, "capturable": False},
     ),
     "ADOPT of timm": ((*MOMENTS, "step"), {**ADAM, "clip_exp": 0.333, "decoupled": False}),
+    "LAMB of pytorch-lamb": ((*MOMENTS, "step", "trust_ratio", "adam_norm"), ADAM),
+    "AdaBound": ((*MOMENTS, "step"), {**ADAM, "final_lr": 0.1, "gamma": 1e-3, "amsbound": False}),
+    "Nadam of timm": ((*MOMENTS, "step", "m_schedule"), {**ADAM, "schedule_decay": 4e-3}),
     "RAdam of timm": ((*MOMENTS, "step"), {**ADAM, "buffer": [[None] * 3 for _ in range(10)]}),
     "FusedNovoGrad of Apex": (
         ("exp_avg",),
@@ -62,9 +67,8 @@ def saved(states, group):
     made = {}
     for i in range(2):
         generator = torch.Generator().manual_seed(i)
-        made[i] = {key: torch.rand(SHAPE, generator=generator) for key in states if key != "step"}
-        if "step" in states:
-            made[i]["step"] = 3
+        made[i] = {key: torch.rand(SHAPE, generator=generator) for key in states}
+        made[i] |= {key: value for key, value in NUMBERS.items() if key in states}
     return {"state": made, "param_groups": [{**group, "params": [0, 1]}]}
 
 
@@ -82,7 +86,8 @@ def test_an_optimizer_of_another_rule_is_named_and_refused(tmp_path, name):
         assert f"its optimizer is {name}" in error and f"{to} has no" in error
     # Into another container, and as it is under torch.
     run("convert", tmp_path / "in.pt", tmp_path / "dcp", "--container", "dcp")
-    if "step" in OTHERS[name][1]:
+    if "step" in OTHERS[name][1]:  # Apex counts the steps of a group: its files are not torch's
+        assert f"its optimizer is {name}" in convert(tmp_path, content, "torch", code=3)
         return
     kept = convert(tmp_path, content, "torch")
     group = kept["param_groups"][0]
@@ -122,7 +127,7 @@ def test_lowbit_s_lamb_stays_lamb(tmp_path):
     opt.load_state_dict(kept["optim"])
     assert opt.param_groups[0]["weight_decay"] == 0.1
     for to in ("bitsandbytes", "torchao", "fusedadam", "flashoptim", "lpmm", "adafactor8bit"):
-        assert "lamb" in convert(tmp_path, lamb(), to, code=3).lower()
+        assert "lamb" in convert(tmp_path, lamb(), to, code=3).split("in.pt", 1)[1].lower()
     loose = convert(tmp_path, lamb(), "torch")["optim"]
     assert "decoupled_weight_decay" not in loose["param_groups"][0]
 

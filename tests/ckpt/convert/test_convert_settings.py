@@ -11,7 +11,7 @@ need_tool()
 stand_in_for_yacs()
 ADAM_TARGETS = ["torchao", "bitsandbytes", "lpmm", "flashoptim", "fusedadam", "adafactor8bit"]
 LACKS = "do not keep"
-ASSUMED = "taken for decoupled"
+ASSUMED = "the file does not say whether weight decay was decoupled"
 
 
 def stepped(make, shape=(64, 128)):
@@ -129,7 +129,7 @@ def test_settings_that_the_target_lacks_are_named(tmp_path, name):
         said = warnings_of(tmp_path, content, to)
         for key in lacking:
             assert said.count(f"{key}=") == 1, (to, key, said)
-        assert f"groups of {to} do not keep" in said and "lr=" not in said and "foreach" not in said
+        assert f"files of {to} do not keep" in said and "lr=" not in said and "foreach" not in said
         assert LACKS not in warnings_of(tmp_path, neutral, to)
     assert LACKS not in warnings_of(tmp_path, content, "lowbit")
 

@@ -87,8 +87,8 @@ Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const P
                      Value::boolean(!coupled));
   }
   const std::string warning =
-      "whether weight decay was decoupled (adam_w_mode) is not saved, as the configuration of "
-      "DeepSpeed was a path or had no optimizer";
+      "whether weight decay was decoupled (adam_w_mode) is not saved: ds_config is a path or names "
+      "no optimizer";
   auto& all = manifest.warnings;
   if (is_set(file.value(below(group, "weight_decay"))) &&
       std::find(all.begin(), all.end(), warning) == all.end())

@@ -32,7 +32,7 @@ std::string count_text(uint64_t count) { return std::to_string(count) + " elemen
 
 }  // namespace
 
-std::optional<bool> keeps_slices(const PartFile& file) {
+std::optional<bool> configured_for_slices(const PartFile& file) {
   // Of the two optimizers of stages 1 and 2, BF16_Optimizer alone does not write its stage.
   if (!file.has_below({"optimizer_state_dict", "zero_stage"})) return true;
   const Path zero = {"ds_config", "zero_optimization"};
@@ -57,12 +57,12 @@ bool is_stepped_by_muon(const PartFile& file, const Path& groups, size_t flat) {
   return false;
 }
 
-Result<bool> is_of_whole_parameters(const FlatGroup& group, const std::vector<RankVector>& ranks,
+Result<bool> holds_whole_parameters(const FlatGroup& group, const std::vector<RankVector>& ranks,
                                     const std::vector<RankMomentum>& momenta) {
   std::map<std::string, uint64_t> lengths;
   for (const auto& [name, shape] : group) lengths.emplace(name, volume(shape));
-  const RankMomentum *not_slices = nullptr, *not_whole = nullptr, *either = nullptr;
-  std::optional<bool> told;
+  const RankMomentum *not_slices = nullptr, *not_whole = nullptr, *ambiguous = nullptr;
+  std::optional<bool> configured;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     const RankMomentum& m = momenta[rank];
     if (m.what.empty()) continue;
@@ -75,16 +75,16 @@ Result<bool> is_of_whole_parameters(const FlatGroup& group, const std::vector<Ra
                  " as of the whole parameters");
     if (!of_slices) not_slices = &m;
     if (!of_whole) not_whole = &m;
-    if (of_slices && of_whole && !whole.same) either = &m;
-    if (!told) told = m.slices;
+    if (of_slices && of_whole && !whole.same) ambiguous = &m;
+    if (!configured) configured = m.slices;
   }
   if (not_slices != nullptr && not_whole != nullptr)
     return bad(not_slices->what + ", as of whole parameters, and " + not_whole->what +
                ", as of the slices of its parameters: are the files of one save?");
-  if (not_slices != nullptr || not_whole != nullptr || either == nullptr)
+  if (not_slices != nullptr || not_whole != nullptr || ambiguous == nullptr)
     return not_slices != nullptr;
-  if (told) return !*told;
-  return bad(either->what +
+  if (configured) return !*configured;
+  return bad(ambiguous->what +
              ", which fits the slices of its parameters and the whole parameters. Momentum is of "
              "slices where the optimizer was offloaded (zero_optimization.offload_optimizer), and "
              "the file does not hold the configuration: load the checkpoint with DeepSpeed, with "

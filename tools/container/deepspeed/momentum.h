@@ -22,7 +22,7 @@ struct RankMomentum {
 
 /// Whether a group's momentum is of the slices that each rank has, as where the optimizer is
 /// offloaded, and under BF16_Optimizer; empty where the file does not tell.
-std::optional<bool> keeps_slices(const PartFile& file);
+std::optional<bool> configured_for_slices(const PartFile& file);
 
 /// Whether Muon steps the parameters of a flat vector. `groups`: where the file has param_groups.
 bool is_stepped_by_muon(const PartFile& file, const Path& groups, size_t flat);
@@ -30,7 +30,7 @@ bool is_stepped_by_muon(const PartFile& file, const Path& groups, size_t flat);
 /// Whether momentum is of whole parameters, all those of which the rank has a slice, one after the
 /// other; false where it is of the slices. The vectors' lengths tell, and where they fit both, the
 /// configuration. `fragments` are the slices of each rank in the order in which they lie.
-Result<bool> is_of_whole_parameters(const FlatGroup& group, const std::vector<RankVector>& ranks,
+Result<bool> holds_whole_parameters(const FlatGroup& group, const std::vector<RankVector>& ranks,
                                     const std::vector<RankMomentum>& momenta);
 
 }  // namespace lowbit::ckpt

@@ -186,7 +186,7 @@ class ZeroReader {
       const bool vector = leaf.tensor->shape.size() == 1;
       const std::string shaped = what + " has the shape " + shape_text(leaf.tensor->shape);
       if (vector && muon && name == kMomentum) {
-        part.momentum = {shaped, held, length, padding, keeps_slices(file)};
+        part.momentum = {shaped, held, length, padding, configured_for_slices(file)};
       } else if (!vector || !fits(held, length, padding)) {
         return bad(shaped + ", which is not that of the flat vector of " + std::to_string(length) +
                    " elements");
@@ -218,7 +218,7 @@ class ZeroReader {
     std::vector<RankMomentum> momenta;
     for (const RankPart& part : held_[group]) momenta.push_back(part.momentum);
     if (contradictory_.contains(group)) return false;  // check_layouts says so
-    return is_of_whole_parameters(states_.groups[group], layouts_[group], momenta);
+    return holds_whole_parameters(states_.groups[group], layouts_[group], momenta);
   }
 
   /// No rank of stages 1 and 2 names a slice of a parameter without elements: it has the states of

@@ -24,8 +24,13 @@ class Pickler {
     if (!shares_) return;
     std::unordered_set<const Tensor*> kept;
     for (const Leaf& leaf : document.leaves) kept.insert(leaf.stored);
+    std::unordered_set<std::string> views;
+    for (const Tensor* tensor : kept) {
+      if (tensor != nullptr && tensor->alias) views.insert(view_key(*tensor));
+    }
     for (const Tensor& tensor : document.manifest->tensors) {
-      if (tensor.alias && !kept.contains(&tensor)) cut_.insert(tensor.alias->storage);
+      if (tensor.alias && !kept.contains(&tensor) && !views.contains(view_key(tensor)))
+        split_storages_.insert(tensor.alias->storage);
     }
   }
 
@@ -111,22 +116,21 @@ class Pickler {
   /// How the leaf shares the storage that it has in the source; null where it gets one of its own.
   const Alias* alias_of(const Leaf& l) const {
     if (!shares_ || l.stored == nullptr || !l.stored->alias) return nullptr;
-    return cut_.contains(l.stored->alias->storage) ? nullptr : &*l.stored->alias;
+    return split_storages_.contains(l.stored->alias->storage) ? nullptr : &*l.stored->alias;
   }
 
-  /// What two leaves have in common that lie in the same elements of a storage which is not written
-  /// as a whole; empty elsewhere.
-  std::string place_of(const Leaf& l) const {
-    if (!shares_ || l.stored == nullptr || !l.stored->alias) return "";
-    const Alias& alias = *l.stored->alias;
+  /// The same for tensors of the same elements of a storage.
+  static std::string view_key(const Tensor& tensor) {
+    const Alias& alias = *tensor.alias;
     return alias.storage + " " + std::to_string(alias.first) + " " + shape_text(alias.stride) +
-           " " + shape_text(l.shape) + " " + l.dtype->name;
+           " " + shape_text(tensor.shape) + " " + tensor.dtype->name;
   }
 
   /// The number of the leaf's storage: one that was written for another leaf where they share it.
   size_t storage(const Leaf& l, const Alias* alias) {
     const uint64_t width = static_cast<uint64_t>(l.dtype->bytes);
-    const std::string tied = l.tied.empty() ? place_of(l) : l.tied;
+    const bool viewed = shares_ && l.stored != nullptr && l.stored->alias;
+    const std::string tied = !l.tied.empty() ? l.tied : viewed ? view_key(*l.stored) : "";
     if (alias == nullptr && !tied.empty()) {
       const auto [known, is_new] = tied_.try_emplace(tied, out_.storages.size());
       if (is_new) out_.storages.push_back({&l, false, l.bytes()});
@@ -201,8 +205,9 @@ class Pickler {
   PickleWriter w_{2};
   TorchArchive out_;
   std::unordered_map<std::string, size_t> shared_, tied_;  // numbers of storages
-  // Storages of the source of which some tensor is not written: its values must not stay in them.
-  std::unordered_set<std::string> cut_;
+  // Storages of the source with a tensor that is not written, nor another of the same elements: its
+  // values must not stay in them.
+  std::unordered_set<std::string> split_storages_;
   std::optional<uint64_t> layout_;
 };
 

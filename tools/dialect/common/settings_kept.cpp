@@ -11,21 +11,21 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// A setting that not every dialect has, and the value with which it does nothing. What all of them
-/// have is not here, nor what changes no update, nor learning rates, which schedules set.
-struct Own {
+/// A setting that some dialects lack, with its neutral value. Left out: settings that every dialect
+/// has, that change no update, or that a schedule sets (lr).
+struct OptionalSetting {
   const char* key;
   Value neutral;
   const char* algorithm = "";  // that has it; "": any
   bool of_decay = false;       // does nothing without weight decay either
-  const char* also = "";       // a name of the neutral value
+  const char* alias = "";      // a name of the neutral value
 };
 
-const std::vector<Own>& own_settings() {
+const std::vector<OptionalSetting>& optional_settings() {
   const Value no = Value::boolean(false), yes = Value::boolean(true), none = Value::none(),
               zero = Value::number(0);
   const auto real = [](double x) { return Value::floating(x); };
-  static const std::vector<Own> all = {
+  static const std::vector<OptionalSetting> all = {
       {"maximize", no},
       {"cautious", no},
       {"amsgrad", no},
@@ -110,8 +110,8 @@ bool same(const Value& a, const Value& b) {
 /// Weight decay of Adam in a dialect.
 struct Decay {
   const char* dialect;
-  const char* coupled;  // what to know where it was part of the gradient; null: it is kept
-  bool decided;         // decoupled whatever a class or an argument says
+  const char* coupled;    // what to know where it was part of the gradient; null: it is kept
+  bool always_decoupled;  // decoupled whatever a class or an argument says
 };
 constexpr Decay kDecays[] = {
     {"lowbit", nullptr, true},
@@ -148,11 +148,10 @@ void check_decay(const Model& model, std::string_view to, DialectReport& report)
   for (const Group& group : model.groups) {
     if (!decays(group)) continue;
     const auto said = decouples(model, group);
-    if (!said && decay->decided)
+    if (!said && decay->always_decoupled)
       warn(report,
-           "its groups do not have decoupled_weight_decay: weight decay is taken for decoupled, as "
-           "in AdamW; if it was part of the gradient, as in Adam, set decoupled_weight_decay to "
-           "False in the source's groups, and convert again");
+           "the file does not say whether weight decay was decoupled; AdamW is assumed. If it was "
+           "Adam, set decoupled_weight_decay=False in the source's groups and convert again");
     if (is_coupled(group) && decay->coupled != nullptr)
       warn(report, std::string("weight decay is part of the gradient here: ") + decay->coupled);
   }
@@ -165,8 +164,8 @@ Status check_rule(const Model& model, const Dialect& to) {
   const bool stays = model.dialect == "torch" && model.dialect == to.name;
   if (other.empty() || stays) return fine();
   return bad("its optimizer is " + other + ", whose states are named like another's; " + to.name +
-             " has no optimizer that takes its step: train on with that one, or begin anew from "
-             "the weights");
+             " has no optimizer that takes its step: continue with that optimizer, or start a new "
+             "one from the weights");
 }
 
 }  // namespace
@@ -174,29 +173,29 @@ Status check_rule(const Model& model, const Dialect& to) {
 Status check_settings(const Model& model, const Dialect& to, DialectReport& report) {
   RETURN_IF_ERROR(check_rule(model, to));
   // A torch that has no such optimizer gets the settings as they are.
-  const bool as_they_are = to.name == std::string_view("torch") && keeps_as_they_are(model);
+  const bool as_they_are = to.name == std::string_view("torch") && torch_lacks_optimizer(model);
   if (model.dialect == to.name || model.algorithm.empty() || as_they_are) return fine();
   const Keys kept = kept_by(to.name, model.algorithm);
-  std::vector<std::string> lacking;
+  std::vector<std::string> dropped;
   for (const Group& group : model.groups) {
-    for (const Own& own : own_settings()) {
+    for (const OptionalSetting& own : optional_settings()) {
       const Value* said = setting(group, own.key);
       const bool other = *own.algorithm != 0 && own.algorithm != model.algorithm;
       if (said == nullptr || other || kept.contains(own.key)) continue;
-      const bool neutral = same(*said, own.neutral) || (*own.also != 0 && said->text == own.also);
+      const bool neutral = same(*said, own.neutral) || (*own.alias != 0 && said->text == own.alias);
       if (neutral || (own.of_decay && !decays(group))) continue;
       const std::string what = std::string(own.key) + "=" + value_text(*said);
       if (own.key == std::string_view("maximize"))
         return bad("a group has " + what + ", which " + to.name +
                    " does not have: its next step would go the other way");
-      if (std::find(lacking.begin(), lacking.end(), what) == lacking.end()) lacking.push_back(what);
+      if (std::find(dropped.begin(), dropped.end(), what) == dropped.end()) dropped.push_back(what);
     }
   }
   std::string all;
-  for (const std::string& what : lacking) all += (all.empty() ? "" : ", ") + what;
+  for (const std::string& what : dropped) all += (all.empty() ? "" : ", ") + what;
   if (!all.empty())
-    warn(report, std::string("groups of ") + to.name + " do not keep " + all +
-                     ": unless its optimizer is built so, the steps that follow differ");
+    warn(report, std::string("files of ") + to.name + " do not keep " + all +
+                     ": the next steps differ, unless its optimizer has that and is built with it");
   check_decay(model, to.name, report);
   return fine();
 }

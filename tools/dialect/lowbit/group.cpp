@@ -1,6 +1,7 @@
 // The settings of a parameter group as lowbit's optimizers have them.
 #include <algorithm>
 #include <cmath>
+#include <set>
 
 #include "dialect/common/other_libraries.h"
 #include "dialect/lowbit/lowbit.h"
@@ -109,10 +110,10 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
     if (own && setting(group, name) != nullptr) out.emplace_back(name, *setting(group, name));
   }
   // Options of APOLLO and Fira, whose states have Adam's names.
+  std::set<std::string> made;
+  for (const auto& [key, value] : out) made.insert(key);
   for (const auto& [key, value] : own ? settings_elsewhere(group) : Settings()) {
-    const bool there =
-        std::any_of(out.begin(), out.end(), [&](const auto& made) { return made.first == key; });
-    if (!there) out.emplace_back(key, value);
+    if (made.insert(key).second) out.emplace_back(key, value);
   }
   // Parameters that are known by name have it here too, as where an optimizer was given names.
   const bool named = std::all_of(group.params.begin(), group.params.end(),

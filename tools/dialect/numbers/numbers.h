@@ -18,8 +18,8 @@ Result<int64_t> whole_of(const Value& value, const std::string& what);
 Result<double> steps_of(const Value& value, const std::string& what);
 /// A number of a parameter by name ("step"); null if it has none.
 const Value* number_in(const Param& param, std::string_view name);
-/// A number, True, False, None, a text or a tuple of these as Python writes it; "another value" for
-/// the rest.
+/// For messages: a number, True, False, None, a text or several of these, much as Python writes
+/// them; "another value" for the rest.
 std::string value_text(const Value& value);
 
 }  // namespace lowbit::ckpt

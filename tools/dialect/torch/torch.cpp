@@ -149,7 +149,7 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
   Document out = begun(model);
   out.leaves = model.rest;
   static const Settings kNone;
-  const Settings& table = keeps_as_they_are(model) ? kNone : torch_settings(model.algorithm);
+  const Settings& table = torch_lacks_optimizer(model) ? kNone : torch_settings(model.algorithm);
   if (table.empty() && model.dialect != "torch")
     report.warnings.push_back(
         "torch has no optimizer with these states: they are kept in float32 under "
@@ -188,7 +188,7 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
     if (table.empty()) return group.settings;
     Settings made = settings_of(group, table);
     // Its Adam and its AdamW have each their own where a group has none.
-    if (model.algorithm == "adam" && !decouples(model, group))
+    if (model.algorithm == "adam" && !decouples(model, group).has_value())
       take_from(made, "decoupled_weight_decay");
     return made;
   };

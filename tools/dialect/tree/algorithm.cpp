@@ -328,21 +328,26 @@ bool is_signed_state(const std::string& name) {
 
 std::string algorithm_of(const Model& model) {
   const std::string by_states = algorithm_by_states(model);
-  return other_rule(by_states, model.groups).empty() ? by_states : "";
+  return other_rule(by_states, model).empty() ? by_states : "";
 }
 
 std::string other_rule_of(const Model& model) {
-  return other_rule(algorithm_by_states(model), model.groups);
+  return other_rule(algorithm_by_states(model), model);
 }
 
 std::optional<bool> decouples(const Model& model, const Group& group) {
   const Value* said = setting(group, "decoupled_weight_decay");
-  if (said != nullptr && said->is(Value::Kind::kBool)) return said->integer != 0;
-  // Libraries whose Adam has one decay. `correct_bias` is of AdamW of transformers.
+  if (said != nullptr && (said->is(Value::Kind::kBool) || said->is(Value::Kind::kInt)))
+    return said->integer != 0;
+  // Libraries whose Adam has one decay.
   for (const char* known : {"lowbit", "bitsandbytes", "lpmm", "adafactor8bit"}) {
     if (model.dialect == known) return true;
   }
-  return setting(group, "correct_bias") != nullptr ? std::optional(true) : std::nullopt;
+  // AdamW of transformers and of timm.
+  for (const char* key : {"correct_bias", "corrected_weight_decay"}) {
+    if (setting(group, key) != nullptr) return true;
+  }
+  return std::nullopt;
 }
 
 Status refuse_subspace(const Model& model, const std::string& whose) {
@@ -381,7 +386,7 @@ Error no_optimizer(const Model& model, const std::string& whose) {
              (names.empty() ? "" : " (" + some_of(names) + ")"));
 }
 
-bool keeps_as_they_are(const Model& model) {
+bool torch_lacks_optimizer(const Model& model) {
   // torch's Muon steps matrices only, and is not a NorMuon.
   const bool mixed = model.algorithm == "muon" &&
                      std::any_of(model.params.begin(), model.params.end(), [](const Param& p) {

@@ -26,7 +26,7 @@ bool is_slow_state(const std::string& name);
 /// "lamb", "came", "muon" (with AdamW beside it or not), "schedule_free"; "" if lowbit has no such
 /// optimizer.
 std::string algorithm_of(const Model& model);
-/// Whose optimizer it is where its states have the names of another's; "" where they have not.
+/// The optimizer that wrote the model, if its states are named like another's; else empty.
 std::string other_rule_of(const Model& model);
 /// Whether a group of Adam's decays the weights and not the gradient; empty where its file does not
 /// say.
@@ -38,7 +38,7 @@ Error no_optimizer(const Model& model, const std::string& whose);
 Status refuse_subspace(const Model& model, const std::string& whose);
 /// Whether torch has no such optimizer, or only for some of the parameters: it gets the settings as
 /// they are.
-bool keeps_as_they_are(const Model& model);
+bool torch_lacks_optimizer(const Model& model);
 /// The settings of an algorithm with torch.optim's defaults; empty if torch has no such optimizer.
 const Settings& torch_settings(const std::string& algorithm);
 /// The same with lowbit's defaults, without state_format and other settings that depend on the

@@ -1,4 +1,4 @@
-// A plain value that is put together of leaves at nested paths.
+// A plain value assembled from leaves at nested paths.
 #pragma once
 
 #include <cstdint>

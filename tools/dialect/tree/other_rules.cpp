@@ -7,27 +7,34 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// What makes a group one of another optimizer.
-struct Mark {
-  const char* algorithm;          // whose states' names it has
-  std::vector<const char*> keys;  // settings that it has
-  const char* whose;
-  const char* without = nullptr;  // a setting that it does not have
-  const char* off = nullptr;      // a setting that it has as False
+/// What tells another optimizer.
+struct Signature {
+  const char* algorithm;          // its states have the names of this one's
+  std::vector<const char*> keys;  // settings of its groups
+  const char* optimizer;
+  const char* without = nullptr;  // a setting that its groups do not have
+  const char* off = nullptr;      // a setting that they have as False
+  const char* number = nullptr;   // a number of its parameters
 };
 
 /// The first that fits counts.
-const std::vector<Mark>& marks() {
-  static const std::vector<Mark> all = {
+const std::vector<Signature>& signatures() {
+  static const std::vector<Signature> all = {
       {"adam", {"grad_averaging", "trust_clip"}, "LAMB of timm"},
       {"adam", {"grad_averaging", "max_grad_norm"}, "FusedLAMB of Apex"},
       {"adam", {"max_coeff", "min_coeff"}, "FusedLamb of DeepSpeed"},
+      {.algorithm = "adam",
+       .keys = {},
+       .optimizer = "LAMB of pytorch-lamb",
+       .number = "trust_ratio"},
       {"adam", {"delta", "wd_ratio"}, "AdamP"},
+      {"adam", {"final_lr", "gamma"}, "AdaBound"},
+      {"adam", {"schedule_decay"}, "Nadam of timm"},
       {"adam", {"clip_exp"}, "ADOPT of timm"},
       {"adam", {"buffer"}, "RAdam of timm"},
       {.algorithm = "adam",
        .keys = {},
-       .whose = "AdamW of transformers with correct_bias=False",
+       .optimizer = "AdamW of transformers with correct_bias=False",
        .off = "correct_bias"},
       {"adam", {"momentum_decay"}, "NAdam"},
       {"adam", {"caution"}, "NAdamW of timm", "amsgrad"},
@@ -42,21 +49,30 @@ const std::vector<Mark>& marks() {
   return all;
 }
 
-bool fits(const Mark& mark, const Group& group) {
-  const Value* off = mark.off == nullptr ? nullptr : setting(group, mark.off);
-  if (mark.off != nullptr && (off == nullptr || off->integer != 0)) return false;
-  if (mark.without != nullptr && setting(group, mark.without) != nullptr) return false;
-  return std::all_of(mark.keys.begin(), mark.keys.end(),
+bool fits(const Signature& known, const Group& group) {
+  const Value* off = known.off == nullptr ? nullptr : setting(group, known.off);
+  if (known.off != nullptr && (off == nullptr || off->integer != 0)) return false;
+  if (known.without != nullptr && setting(group, known.without) != nullptr) return false;
+  return std::all_of(known.keys.begin(), known.keys.end(),
                      [&](const char* key) { return setting(group, key) != nullptr; });
+}
+
+bool fits(const Signature& known, const Model& model) {
+  const bool numbered =
+      known.number == nullptr ||
+      std::any_of(model.params.begin(), model.params.end(), [&](const Param& p) {
+        return std::any_of(p.numbers.begin(), p.numbers.end(),
+                           [&](const auto& n) { return n.first == known.number; });
+      });
+  return numbered && std::any_of(model.groups.begin(), model.groups.end(),
+                                 [&](const Group& group) { return fits(known, group); });
 }
 
 }  // namespace
 
-std::string other_rule(const std::string& algorithm, const std::vector<Group>& groups) {
-  for (const Mark& mark : marks()) {
-    if (algorithm == mark.algorithm &&
-        std::any_of(groups.begin(), groups.end(), [&](const Group& g) { return fits(mark, g); }))
-      return mark.whose;
+std::string other_rule(const std::string& algorithm, const Model& model) {
+  for (const Signature& known : signatures()) {
+    if (algorithm == known.algorithm && fits(known, model)) return known.optimizer;
   }
   return "";
 }

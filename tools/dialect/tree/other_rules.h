@@ -1,4 +1,4 @@
-// Optimizers that no dialect here has, and whose states have the names of another's.
+// Recognizes optimizers whose states are named like another's, by settings and numbers.
 #pragma once
 
 #include <string>
@@ -8,8 +8,8 @@
 
 namespace lowbit::ckpt {
 
-/// Whose optimizer these groups are of, where the states have the names of `algorithm` and a
-/// setting tells that the update is another: "FusedLAMB of Apex". "" where none does.
-std::string other_rule(const std::string& algorithm, const std::vector<Group>& groups);
+/// The optimizer that wrote the model, such as "FusedLAMB of Apex", if a setting or a number of its
+/// parameters shows that its update is not that of `algorithm`; else empty.
+std::string other_rule(const std::string& algorithm, const Model& model);
 
 }  // namespace lowbit::ckpt
