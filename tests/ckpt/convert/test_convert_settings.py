@@ -55,7 +55,7 @@ def test_a_decay_that_is_not_said_stays_unsaid_in_torch(tmp_path):
 @pytest.mark.parametrize("to", ["lowbit", "bitsandbytes", "lpmm", "adafactor8bit"])
 def test_a_decay_that_is_not_said_is_warned_of(tmp_path, to):
     said = warnings_of(tmp_path, old_adam(), to)
-    assert ASSUMED in said and "decoupled_weight_decay to False" in said
+    assert ASSUMED in said and "decoupled_weight_decay=False" in said
     assert ASSUMED not in warnings_of(tmp_path, old_adam(weight_decay=0), to)
     said = warnings_of(tmp_path, old_adam(decoupled_weight_decay=True), to)
     assert ASSUMED not in said and "part of the gradient" not in said

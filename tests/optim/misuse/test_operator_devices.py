@@ -13,6 +13,12 @@ WORDS = ops.sum_words()
 SCALING = [1e-3, 0.9, 0.999, 0.0, 1.0, 1.0, 1.0]
 COMPENSATED = ops.param_format("bfloat16_kahan")["index"]
 DYNAMIC8 = ops.state_format("dynamic8")["index"]
+# By a fake of lowbit's, by torch where an operator has none, and by the operators themselves.
+REFUSED = (
+    "some tensors are on the meta device|with Meta tensors, but there was no fake impl|"
+    "is on another device than the parameter|must be .*CPU|"
+    "(is|are) on a device without memory"
+)
 # Of a GPU alone, or without tensors.
 OTHERS = {"catalog", "set_isa", "step_discard", "allocate", "lowrank_pass", "lowrank_room"}
 
@@ -145,8 +151,7 @@ def test_one_tensor_without_memory_is_refused(name):
         if name == "step_take":  # which asks
             assert call(*args, **options) is False
         else:
-            said = r"some tensors are on the meta device|from the 'Meta' device|is (not )?on"
-            with pytest.raises((RuntimeError, NotImplementedError), match=said):
+            with pytest.raises((RuntimeError, NotImplementedError), match=REFUSED):
                 call(*args, **options)
         assert all(torch.equal(tensor, values) for tensor, values in before), number
 

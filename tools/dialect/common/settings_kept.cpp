@@ -134,14 +134,20 @@ void warn(DialectReport& report, std::string text) {
   if (std::find(all.begin(), all.end(), text) == all.end()) all.push_back(std::move(text));
 }
 
-void check_decay(const Model& model, std::string_view to, DialectReport& report) {
-  const auto is_coupled = [&](const Group& group) {
-    return decays(group) && decouples(model, group) == false;
-  };
+bool is_coupled(const Model& model, const Group& group) {
+  return decays(group) && decouples(model, group) == false;
+}
+
+/// Warns of the Adam beside a Muon, also where a library's files are written anew.
+void check_decay_beside_muon(const Model& model, std::string_view to, DialectReport& report) {
   if (model.algorithm == "muon" && std::count(std::begin(kMuons), std::end(kMuons), to) != 0 &&
-      std::any_of(model.groups.begin(), model.groups.end(), is_coupled))
+      std::any_of(model.groups.begin(), model.groups.end(),
+                  [&](const Group& group) { return is_coupled(model, group); }))
     warn(report, "weight decay is part of the gradient in groups that Adam steps: " +
                      std::string(to) + " decouples it there, as AdamW does");
+}
+
+void check_decay(const Model& model, std::string_view to, DialectReport& report) {
   const auto* const decay = std::find_if(std::begin(kDecays), std::end(kDecays),
                                          [&](const Decay& d) { return d.dialect == to; });
   if (decay == std::end(kDecays) || model.algorithm != "adam") return;
@@ -152,7 +158,7 @@ void check_decay(const Model& model, std::string_view to, DialectReport& report)
       warn(report,
            "the file does not say whether weight decay was decoupled; AdamW is assumed. If it was "
            "Adam, set decoupled_weight_decay=False in the source's groups and convert again");
-    if (is_coupled(group) && decay->coupled != nullptr)
+    if (is_coupled(model, group) && decay->coupled != nullptr)
       warn(report, std::string("weight decay is part of the gradient here: ") + decay->coupled);
   }
 }
@@ -172,6 +178,7 @@ Status check_rule(const Model& model, const Dialect& to) {
 
 Status check_settings(const Model& model, const Dialect& to, DialectReport& report) {
   RETURN_IF_ERROR(check_rule(model, to));
+  check_decay_beside_muon(model, to.name, report);
   // A torch that has no such optimizer gets the settings as they are.
   const bool as_they_are = to.name == std::string_view("torch") && torch_lacks_optimizer(model);
   if (model.dialect == to.name || model.algorithm.empty() || as_they_are) return fine();
