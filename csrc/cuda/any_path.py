@@ -117,6 +117,14 @@ FIXED = {
     "AdafactorMomentum": "AdafactorRule<true, true>",
     "Adafactor": "AdafactorRule<true, false>",
 }
+# Those that have one for 8-bit state alone.
+FIXED_IN_8_BITS = {
+    "Rmsprop": "RmspropRule<false, false>",
+    "Adagrad": "Adagrad",
+    "Lamb": "Lamb",
+    "Lars": "Lars",
+    "Came": "CameRule<true>",
+}
 
 
 @dataclass(frozen=True)
@@ -131,8 +139,11 @@ class Combination:
 
     @property
     def fixed(self) -> str | None:
-        """The name of its fixed kernel, if the rule has such."""
-        return self.name("step_fast", FIXED[self.rule]) if self.rule in FIXED else None
+        """The name of its fixed kernel, if it has one."""
+        known = FIXED
+        if all(state in CODES[0] for state in self.states):
+            known = FIXED | FIXED_IN_8_BITS
+        return self.name("step_fast", known[self.rule]) if self.rule in known else None
 
 
 def combinations() -> Iterator[Combination]:

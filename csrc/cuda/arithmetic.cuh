@@ -6,6 +6,7 @@
 #pragma once
 
 #include "core/bits.h"
+#include "core/half.h"
 #include "core/param/bfloat16.h"
 
 namespace lowbit::cuda {
@@ -75,6 +76,29 @@ __device__ __forceinline__ float sqrt_in_range(float x) {
 #endif
 }
 
+/// A finite x, rounded to the nearest float16.
+__device__ __forceinline__ float half_rounded(float x) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("{ .reg .b16 h; cvt.rn.f16.f32 h, %1; cvt.f32.f16 %0, h; }" : "=f"(y) : "f"(x));
+  return y;
+#else
+  return half_to_float(half_nearest(x));
+#endif
+}
+
+/// The bits of x + base, rounded down. With an integer `base` beyond 2^23 their lowest byte is that
+/// of floor(x) + base.
+__device__ __forceinline__ uint32_t floor_bits(float x, float base) {
+#if defined(__CUDA_ARCH__)
+  float y;
+  asm("add.rm.f32 %0, %1, %2;" : "=f"(y) : "f"(x), "f"(base));
+  return float_bits(y);
+#else
+  return float_bits(__builtin_floorf(x) + base);
+#endif
+}
+
 /// The bits of the larger magnitude; a NaN if there is one.
 __device__ __forceinline__ float larger_magnitude(float a, float b) {
 #if defined(__CUDA_ARCH__)
@@ -141,6 +165,10 @@ __device__ __forceinline__ uint32_t permute(uint32_t a, uint32_t b) {
 /// The highest bytes of four words.
 __device__ __forceinline__ uint32_t top_bytes(const uint32_t* w) {
   return permute<0x5410>(permute<0x0073>(w[0], w[1]), permute<0x0073>(w[2], w[3]));
+}
+/// The lowest bytes of four words.
+__device__ __forceinline__ uint32_t low_bytes(const uint32_t* w) {
+  return permute<0x5410>(permute<0x0040>(w[0], w[1]), permute<0x0040>(w[2], w[3]));
 }
 /// The signs of four words, a byte of zeros or ones each.
 __device__ __forceinline__ uint32_t sign_bytes(const uint32_t* w) {

@@ -24,8 +24,13 @@ ROOTLESS = ("Lion", "SgdRule")  # rules that neither divide nor take a root
 
 
 def functions_of(name: str) -> int:
-    """How many functions of the XU pipe the usual path of a kernel of that name takes at least."""
-    return 0 if any(rule in name for rule in ROOTLESS) else XU_FUNCTIONS
+    """How many functions of the XU pipe the usual path of a kernel of that name takes at least:
+    those of the rule, of which CAME's has two roots and divisions, and one for each companded code.
+    """
+    least = 0 if any(rule in name for rule in ROOTLESS) else XU_FUNCTIONS
+    if "CameRule" in name:
+        least += XU_FUNCTIONS
+    return least + XU_FUNCTIONS // 2 * name.count("Companded8")
 
 
 # The lower 9 bits of an instruction are its operation, in all forms of operands,
@@ -33,8 +38,8 @@ def functions_of(name: str) -> int:
 PIPES = {
     # FMUL FADD FFMA
     "fp32": (0x020, 0x021, 0x023),
-    # IMAD, wide, IDP, high, HFMA2 (moves constants)
-    "imad": (0x024, 0x025, 0x026, 0x027, 0x031, 0x035),
+    # IMAD, wide, IDP, high, HADD2 (makes a float of a float16), HFMA2 (moves constants)
+    "imad": (0x024, 0x025, 0x026, 0x027, 0x030, 0x031, 0x035),
     # FLO BREV FCHK F2I I2F MUFU POPC F2F
     "xu": (0x100, 0x101, 0x102, 0x105, 0x106, 0x108, 0x109, 0x110, 0x111, 0x112),
     # S2R LD LDG LDC LDS ST STG STS SHFL CREDUX S2UR REDUX

@@ -32,9 +32,14 @@ struct Adagrad {
     return c;
   }
   LB_HD static void update(float g, float& p, float (&s)[1], const Coef& c) {
+    g = moments(g, p, s, c);
+    p = p - c.lr * (g / (__builtin_sqrtf(s[0]) + c.eps));
+  }
+  /// The first half of `update`: adds to the sum, and returns the gradient with the decay.
+  LB_HD static float moments(float g, float p, float (&s)[1], const Coef& c) {
     g = g * c.g_scale + c.weight_decay * p;
     s[0] = s[0] + g * g;
-    p = p - c.lr * (g / (__builtin_sqrtf(s[0]) + c.eps));
+    return g;
   }
 };
 

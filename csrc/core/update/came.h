@@ -94,9 +94,11 @@ struct CameRule {
     c.clip = static_cast<float>(over > 1.0 || over != over ? 1.0 / over : 1.0);
   }
 
+  /// Moves the first moment toward u.
+  LB_HD static void move(float u, float& m, const Coef& c) { m = m + (u - m) * c.one_minus_beta1; }
+
   LB_HD static void update(float g, float& p, float* s, const float* f, const Coef& c) {
-    const float u = direction(g * c.g_scale, s, f, c);
-    s[0] = s[0] + (u - s[0]) * c.one_minus_beta1;
+    move(direction(g * c.g_scale, s, f, c), s[0], c);
     float step = s[0];
     if constexpr (kFactored) step = step / __builtin_sqrtf(f[2] * f[3]);
     p = p * c.decay;

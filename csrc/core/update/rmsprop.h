@@ -52,8 +52,7 @@ struct RmspropRule {
     return c;
   }
   LB_HD static void update(float g, float& p, float (&s)[kSlots], const Coef& c) {
-    g = g * c.g_scale + c.weight_decay * p;
-    s[0] = c.alpha * s[0] + c.one_minus_alpha * (g * g);
+    g = moments(g, p, s, c);
     float v = s[0];
     if constexpr (kCentered) {
       float& mean = s[kSlots - 1];
@@ -67,6 +66,12 @@ struct RmspropRule {
       step = s[1];
     }
     p = p - c.lr * step;
+  }
+  /// The first half of `update`: moves the second moment, and returns the gradient with the decay.
+  LB_HD static float moments(float g, float p, float (&s)[kSlots], const Coef& c) {
+    g = g * c.g_scale + c.weight_decay * p;
+    s[0] = c.alpha * s[0] + c.one_minus_alpha * (g * g);
+    return g;
   }
 };
 

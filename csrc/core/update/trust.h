@@ -47,11 +47,16 @@ struct Lamb {
     return c;
   }
   LB_HD static float direction(float g, float p, float* s, const Coef& c) {
+    const float m = moments(g, s, c);
+    const float adam = m / (__builtin_sqrtf(s[1]) * c.inv_sqrt_bc2 + c.eps);
+    return adam + c.weight_decay * p;
+  }
+  /// Moves the moments, and returns the corrected first one.
+  LB_HD static float moments(float g, float* s, const Coef& c) {
     g = g * c.g_scale;
     s[0] = s[0] + (g - s[0]) * c.one_minus_beta1;
     s[1] = s[1] * c.beta2 + (g * g) * c.one_minus_beta2;
-    const float adam = s[0] * c.inv_bc1 / (__builtin_sqrtf(s[1]) * c.inv_sqrt_bc2 + c.eps);
-    return adam + c.weight_decay * p;
+    return s[0] * c.inv_bc1;
   }
   template <int kRound>
   LB_HD static void measure(float g, float p, float* s, const float*, const Coef& c, float&,

@@ -21,34 +21,35 @@ inline int64_t fast_tiles(const Job& job) {
   return is_flat(job) ? ceil_div(job.rows * job.cols, kTile) : job.tiles();
 }
 
-/// The factored moment of a rule that has one.
+/// The factored moments of a rule.
 template <int kFactors>
 struct FastFactors {
-  __device__ __forceinline__ void set_factors(const Job&) {}
-};
-template <>
-struct FastFactors<1> {
-  const float *row, *col;
+  const float *row[kFactors], *col[kFactors];
   uint32_t inner_cols, inner_rows;  // columns in groups of 8
   bool one_matrix;                  // or several, one after another
 
   __device__ __forceinline__ void set_factors(const Job& job) {
-    row = job.factor[0].scaled, col = job.factor[0].col;
+    LB_UNROLL(1)
+    for (int k = 0; k < kFactors; ++k) row[k] = job.factor[k].scaled, col[k] = job.factor[k].col;
     inner_cols = static_cast<uint32_t>(job.inner_cols / kEach);
     inner_rows = static_cast<uint32_t>(job.inner_rows);
     one_matrix = job.batches == 1;
   }
   /// Of the group `at` of the job.
-  __device__ __forceinline__ Factors8 factors(uint32_t at) const {
+  __device__ __forceinline__ void factors(uint32_t at, Factors8 (&f)[kFactors]) const {
     const uint32_t r = at / inner_cols;
     uint32_t c = at - r * inner_cols;
     if (!one_matrix) c += r / inner_rows * inner_cols;
-    Factors8 f;
-    f.row = row[r];
-    const auto pack = Pack8<float>::load(col + static_cast<uint64_t>(c) * kEach);
-    for (int e = 0; e < kEach; ++e) f.col[e] = pack.get(e);
-    return f;
+    for (int k = 0; k < kFactors; ++k) {
+      f[k].row = row[k][r];
+      const auto pack = Pack8<float>::load(col[k] + static_cast<uint64_t>(c) * kEach);
+      for (int e = 0; e < kEach; ++e) f[k].col[e] = pack.get(e);
+    }
   }
+};
+template <>
+struct FastFactors<0> {
+  __device__ __forceinline__ void set_factors(const Job&) {}
 };
 
 template <class U>

@@ -137,4 +137,120 @@ struct Fixed<F> {
   };
 };
 
+// ---- companded codes ----
+
+template <class F>
+concept IsCompanded = __is_same(F, Companded8) || __is_same(F, Companded8Unsigned);
+
+// Core's own divisions and roots: their rounded results need not ascend with the value, so neither
+// cells nor boundaries between codes would have the same bits.
+template <class F>
+  requires IsCompanded<F>
+struct Fixed<F> {
+  struct Tables {
+    float value[1 << F::kBits];
+  };
+  static __device__ __forceinline__ void fill(Tables& t, int thread, int threads) {
+    LB_UNROLL(1)
+    for (int i = thread; i < 1 << F::kBits; i += threads)
+      t.value[i] = F::dequantize(static_cast<uint32_t>(i));
+  }
+  static __device__ __forceinline__ void dequantize(const StatePack<F>& pack, const Tables& t,
+                                                    float (&z)[kEach]) {
+    look_up(pack.word, t.value, z);
+  }
+
+  struct Encoder {
+    static constexpr bool kRoot = !F::kSigned;
+    static constexpr float kSmallest = 0x1p-100f;  // of which sqrt_in_range takes the root
+    float scale, divisor, inverse;
+    uint32_t coded;  // ones, or zeros: every code is that of zero
+    __device__ __forceinline__ explicit Encoder(uint32_t absmax) {
+      constexpr uint32_t kFrom = kRoot ? float_bits(kSmallest) : 1;
+      if (absmax - kFrom < kInfinityBits - kFrom) {
+        const float a = kRoot ? sqrt_in_range(bits_float(absmax)) : bits_float(absmax);
+        const float half = half_rounded(a);
+        scale = fminf(fmaxf(half, 0x1p-24f), 65504.0f);
+        divisor = half == scale ? a : scale, coded = ~0u;
+      } else {  // rare
+        const auto s = F::Scale::of(absmax, kNoMin);
+        scale = s.scale, divisor = s.divisor, coded = s.coded ? ~0u : 0u;
+      }
+      inverse = reciprocal_in_range(divisor);  // of 2^-25 to 65520
+    }
+    __device__ __forceinline__ void write(float* to) const { *to = scale; }
+
+    /// A code in the lowest byte. Below the range of the divisions every value has the code of
+    /// zero, or of the smallest step.
+    __device__ __forceinline__ uint32_t one(float x) const {
+      constexpr float kBase = 0x1.8p23f;
+      if constexpr (kRoot) {
+        const float z = divide_in_range(sqrt_in_range(fmaxf(x, kSmallest)), divisor, inverse);
+        const uint32_t code = floor_bits(fminf(fmaxf(z * 255.0f + 0.5f, 1.0f), 255.0f), kBase);
+        return x > 0.0f ? code : 0;
+      } else {
+        const float z = divide_in_range(x, divisor, inverse), below = 1.0f + fabsf(z);
+        const float t = divide_in_range(2.0f * z, below, reciprocal_in_range(below));
+        return floor_bits(fminf(fmaxf(t * 127.0f + 0.5f, -127.0f), 127.0f), kBase + 127.0f);
+      }
+    }
+    __device__ __forceinline__ void quantize(const float (&x)[kEach], const Tables&,
+                                             StatePack<F>& pack) const {
+      uint32_t code[kEach];
+      bool usual = true;
+      if constexpr (kRoot) {  // a zero less 1 is the largest number
+        uint32_t least = ~0u;
+        for (int e = 0; e < kEach; ++e) {
+          const uint32_t b = float_bits(x[e]) - 1;
+          least = b < least ? b : least;
+        }
+        usual = least >= float_bits(kSmallest) - 1;
+      }
+      if (usual) {
+        for (int e = 0; e < kEach; ++e) code[e] = one(x[e]);
+      } else {
+        const typename F::Scale s{scale, divisor, true};
+        for (int e = 0; e < kEach; ++e) code[e] = F::quantize(s.to_z(x[e]));
+      }
+      constexpr uint32_t kZeros = F::kZeroCode * 0x01010101u;
+      for (int i = 0; i < 2; ++i)
+        pack.word[i] = (low_bytes(code + 4 * i) & coded) | (kZeros & ~coded);
+    }
+  };
+};
+
+// ---- codes that are evenly spaced in the logarithm ----
+
+template <class F>
+concept IsLog = __is_same(F, Log8) || __is_same(F, Log8Signed);
+
+/// Core's functions, which take neither tables nor branches.
+template <class F>
+  requires IsLog<F>
+struct Fixed<F> {
+  struct Tables {};
+  static __device__ __forceinline__ void fill(Tables&, int, int) {}
+  static __device__ __forceinline__ void dequantize(const StatePack<F>& pack, const Tables&,
+                                                    float (&z)[kEach]) {
+    for (int e = 0; e < kEach; ++e) z[e] = F::dequantize(pack.get(e));
+  }
+
+  struct Encoder {
+    typename F::Scale scale;
+    /// absmin: the smallest magnitude that is not 0.
+    __device__ __forceinline__ Encoder(uint32_t absmax, uint32_t absmin)
+        : scale(F::Scale::of(absmax, absmin)) {}
+    __device__ __forceinline__ void write(float* to) const { scale.write(to); }
+    __device__ __forceinline__ void quantize(const float (&x)[kEach], const Tables&,
+                                             StatePack<F>& pack) const {
+      uint32_t code[kEach];
+      const uint32_t coded = scale.coded ? ~0u : 0u;
+      for (int e = 0; e < kEach; ++e) code[e] = F::quantize(scale.to_z(x[e]));
+      constexpr uint32_t kZeros = F::kZeroCode * 0x01010101u;
+      for (int i = 0; i < 2; ++i)
+        pack.word[i] = (low_bytes(code + 4 * i) & coded) | (kZeros & ~coded);
+    }
+  };
+};
+
 }  // namespace lowbit::cuda

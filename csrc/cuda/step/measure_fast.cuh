@@ -26,7 +26,7 @@ struct MeasureFastShared {
 /// What a lane reads of a row.
 template <class U, int kRound, class P, class G>
 struct MeasuredRow {
-  static constexpr bool kParam = (U::reads(kRound) & kReadsParam) != 0;
+  static constexpr bool kParam = (reads_of<U>(kRound) & kReadsParam) != 0;
   Pack8<typename G::Storage> grad;
   Pack8<typename P::Storage> param;
 
@@ -62,10 +62,10 @@ __global__ void __launch_bounds__(kMeasureWarps* kLanes, kMeasureBlocks)
     measure_fast(const Batch batch, const RoundShape shape) {
   using Shared = MeasureFastShared<S...>;
   constexpr bool kGrid = U::grid_factor(kRound) >= 0;
-  constexpr int kTotals = U::totals(kRound);
-  constexpr bool kFactors = (U::reads(kRound) & kReadsFactors) != 0;
-  static_assert(!kGrid || U::grid_factor(kRound) == 0);
-  static_assert(factors_of<U>() == 1 && kTotals <= 1);
+  // Loops over totals are unrolled, since an array that is indexed at run time is in local memory.
+  constexpr int kTotals = U::totals(kRound), kSums = kTotals > 0 ? kTotals : 1;
+  static_assert(kMaxTotals == 2);
+  constexpr bool kFactors = factors_of<U>() > 0 && (reads_of<U>(kRound) & kReadsFactors) != 0;
   LB_SHARED(Shared, shared);
   if (batch.found_inf != nullptr && *batch.found_inf != 0.0f) return;
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes;
@@ -89,14 +89,15 @@ __global__ void __launch_bounds__(kMeasureWarps* kLanes, kMeasureBlocks)
     const int64_t end = first + kStripRows < job.rows ? first + kStripRows : job.rows;
     const bool here = col < job.cols;
     const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(job.coef);
-    const Factor& factor = job.factor[0];
-    int64_t* const columns = kGrid ? factor.col_sums + col * ExactSum::kWords : nullptr;
+    const Factor& factor = job.factor[0];  // the only one that a round reads
+    const Factor& sums = job.factor[kGrid ? U::grid_factor(kRound) : 0];
+    int64_t* const columns = kGrid ? sums.col_sums + col * ExactSum::kWords : nullptr;
     int64_t* const grid_total = kGrid && job.one_matrix() ? own.totals[kGridTotal] : nullptr;
     Pack8<float> of_columns;
     of_columns.clear();
     if (kFactors && here) of_columns = of_columns.load(factor.col + col);
     LaneSums<true> column_sums;
-    LaneSums<false> total;
+    LaneSums<false> total[kSums];
     using Row = MeasuredRow<U, kRound, P, G>;
     Row next;
     next.grad.clear(), next.param.clear();
@@ -105,7 +106,7 @@ __global__ void __launch_bounds__(kMeasureWarps* kLanes, kMeasureBlocks)
     for (int64_t row = first; row < end; ++row) {
       const auto taken = next;
       if (here && row + 1 < end) next.load(job, (row + 1) * job.cols + col);
-      float grid[kEach] = {}, totals[kEach] = {};
+      float grid[kEach] = {}, totals[kSums][kEach] = {};
       if (here) {
         const float of_row = kFactors ? factor.scaled[row] : 0.0f;
         Eights<U> s{};
@@ -118,16 +119,18 @@ __global__ void __launch_bounds__(kMeasureWarps* kLanes, kMeasureBlocks)
           const float p = Row::kParam ? P::load(taken.param.get(e), None{}) : 0.0f;
           U::template measure<kRound>(G::load(taken.grad.get(e)), p, states, f, coef, grid[e],
                                       found);
-          totals[e] = found[0];
+          LB_UNROLL(2)
+          for (int k = 0; k < kTotals; ++k) totals[k][e] = found[k];
         }
         if constexpr (kGrid) column_sums.add(grid, columns);
-        if constexpr (kTotals > 0) total.add(totals, own.totals[0]);
+        LB_UNROLL(2)
+        for (int k = 0; k < kTotals; ++k) total[k].add(totals[k], own.totals[k]);
       }
-      if constexpr (kGrid)
-        add_row(grid, factor.row_sums + row * ExactSum::kWords, grid_total, lane);
+      if constexpr (kGrid) add_row(grid, sums.row_sums + row * ExactSum::kWords, grid_total, lane);
     }
     if constexpr (kGrid) column_sums.flush(columns);
-    if constexpr (kTotals > 0) total.flush(own.totals[0]);
+    LB_UNROLL(2)
+    for (int k = 0; k < kTotals; ++k) total[k].flush(own.totals[k]);
   }
   if (range.end != 0) flush_totals(job, own.totals, kRound, lane);
 }

@@ -20,17 +20,19 @@ constexpr int index_of(Types<Fs...>) {
   return found;
 }
 
+constexpr int kMaxRounds = 3;  // of a rule with fixed kernels
+
 /// A kernel with fixed formats. The common combinations have one; all others use step_any.
 struct Fast {
   int rule, param, grad, state[3];  // as many states as the rule has
   bool drawn[3];                    // whether it rounds them at random
   void (*kernel)(Units);
-  void (*measure[2])(Batch, RoundShape);  // of the rule's rounds, or null
+  void (*measure[kMaxRounds])(Batch, RoundShape);  // of the rule's rounds, or null
 };
 /// The kernel of a measuring round, which has the formats of those states that the round reads.
 template <class U, int kRound, class P, class G, class... S>
 constexpr auto measure_with() {
-  if constexpr ((U::reads(kRound) & kReadsState) != 0) {
+  if constexpr ((reads_of<U>(kRound) & kReadsState) != 0) {
     return measure_fast<U, kRound, P, G, S...>;
   } else {
     return measure_fast<U, kRound, P, G>;
@@ -45,10 +47,10 @@ constexpr Fast fast() {
          {},
          step_fast<U, P, G, S...>,
          {}};
-  if constexpr (factors_of<U>() == 1) {
-    f.measure[0] = measure_with<U, 0, P, G, S...>();
-    if constexpr (rounds_of<U>() > 1) f.measure[1] = measure_with<U, 1, P, G, S...>();
-  }
+  static_assert(rounds_of<U>() <= kMaxRounds);
+  if constexpr (rounds_of<U>() > 0) f.measure[0] = measure_with<U, 0, P, G, S...>();
+  if constexpr (rounds_of<U>() > 1) f.measure[1] = measure_with<U, 1, P, G, S...>();
+  if constexpr (rounds_of<U>() > 2) f.measure[2] = measure_with<U, 2, P, G, S...>();
   [[maybe_unused]] int k = 0;
   ((f.drawn[k] = is_drawn<U, S>(k), ++k), ...);
   return f;
@@ -98,6 +100,11 @@ const Fast kFast[] = {
     fast<AdamW, Float32Param, Float32Grad, Dynamic4, PowerOne4Unsigned>(),
     fast<AdamW, BFloat16Stochastic, BFloat16Grad, Float8E4M3, Float8E4M3Unsigned>(),
     fast<AdamW, Float32Param, Float32Grad, Float8E4M3, Float8E4M3Unsigned>(),
+    fast<AdamW, BFloat16Stochastic, BFloat16Grad, Companded8, Companded8Unsigned>(),
+    fast<AdamW, BFloat16Split8, BFloat16Grad, Companded8, Companded8Unsigned>(),
+    fast<AdamW, Float32Param, Float32Grad, Companded8, Companded8Unsigned>(),
+    fast<AdamW, BFloat16Stochastic, BFloat16Grad, Log8Signed, Log8>(),
+    fast<AdamW, Float32Param, Float32Grad, Log8Signed, Log8>(),
     // norms, biases, and what is asked to keep full-precision state
     fast<AdamW, BFloat16Stochastic, BFloat16Grad, Float32State, Float32State>(),
     fast<AdamW, BFloat16Nearest, BFloat16Grad, Float32State, Float32State>(),
@@ -111,6 +118,19 @@ const Fast kFast[] = {
     LB_FAST_FORMATS(SgdMomentum),
     LB_FAST_FORMATS(Ademamix),
     LB_FAST_FORMATS(AdafactorMomentum),
+    fast_bfloat16<AdafactorMomentum, Log8Signed, None>(),
+    fast<Lion, BFloat16Split8, BFloat16Grad, Companded8>(),
+    fast<SgdMomentum, BFloat16Split8, BFloat16Grad, Companded8>(),
+    fast<Rmsprop, BFloat16Stochastic, BFloat16Grad, Dynamic8Unsigned>(),
+    fast<Rmsprop, Float32Param, Float32Grad, Dynamic8Unsigned>(),
+    fast<Adagrad, BFloat16Stochastic, BFloat16Grad, Dynamic8Unsigned>(),
+    fast<Adagrad, Float32Param, Float32Grad, Dynamic8Unsigned>(),
+    fast_bfloat16<Lamb, Dynamic8, Dynamic8Unsigned>(),
+    fast_float32<Lamb, Dynamic8, Dynamic8Unsigned>(),
+    fast_bfloat16<Lars, Dynamic8, None>(),
+    fast_float32<Lars, Dynamic8, None>(),
+    fast_bfloat16<Came, Dynamic8, None>(),
+    fast_float32<Came, Dynamic8, None>(),
     fast_bfloat16<AdamWFactored, Dynamic8, Dynamic8Unsigned>(),
     fast_float32<AdamWFactored, Dynamic8, Dynamic8Unsigned>(),
     fast_bfloat16<AdamWFactored, Dynamic4, PowerOne4Unsigned>(),
@@ -170,9 +190,9 @@ inline bool by_eights(const Job& job) {
       !aligned(job.grad, 16) || !aligned(job.compensation, 16) ||
       job.rows * ceil_div(job.cols, kTile) >= int64_t{1} << 27)  // 32-bit indices
     return false;
-  if (factors_at(job.rule, UpdateRules{}) > 0 &&
-      (job.inner_cols % 8 != 0 || !aligned(job.factor[0].col, 16)))
-    return false;
+  for (int k = 0; k < factors_at(job.rule, UpdateRules{}); ++k) {
+    if (job.inner_cols % 8 != 0 || !aligned(job.factor[k].col, 16)) return false;
+  }
   for (const StateSlot& slot : job.state) {
     const int bytes = kHostShapes.at[slot.format].bits;  // of 8 values
     if (!aligned(slot.values, bytes < 16 ? bytes : 16) || is_cross_tile(slot.kind)) return false;
@@ -194,8 +214,7 @@ inline int kernel_of(const Job& job) {
 
 /// The kernel that measures a job.
 inline int measure_kernel_of(const Job& job) {
-  if (factors_at(job.rule, UpdateRules{}) != 1 || job.inner_cols != job.cols || job.batches != 1)
-    return kAny;
+  if (job.inner_cols != job.cols || job.batches != 1) return kAny;
   const int k = kernel_of(job);
   return k != kAny && kFast[k].measure[0] != nullptr ? k : kAny;
 }

@@ -27,8 +27,9 @@ const char* begin(int device) {
   static thread_local uint64_t loaded = 0;
   return [&]<size_t... i>(std::index_sequence<i...>) {
     return begin(device, loaded, kFast[i].kernel..., kFast[i].measure[0]..., kFast[i].measure[1]...,
-                 step_any, prepare, count_steps, code<true>, code<false>, accumulate, add_means,
-                 measure, measure_scales, old_rows, finalize_factor, scales, cut_scales);
+                 kFast[i].measure[2]..., step_any, prepare, count_steps, code<true>, code<false>,
+                 accumulate, add_means, measure, measure_scales, old_rows, finalize_factor, scales,
+                 cut_scales);
   }(std::make_index_sequence<kFastCount>{});
 }
 

@@ -63,15 +63,32 @@ constexpr bool kHolds = U::kSlots <= 2;
 /// The job of a warp, and the scales of its last tiles: that of block b is held at b % 32. A scale
 /// alone is a fraction of a sector of 32 bytes, and a step that wrote one by one took a tenth
 /// longer (docs/bench-gpu.md).
-template <class U>
+///
+/// kStored: the most numbers that a format stores of a scale.
+template <class U, int kStored>
 struct FastWarp : FastJob<U> {
-  float held[FastJob<U>::kStates][kLanes];
+  float held[FastJob<U>::kStates][kStored * kLanes];
 };
+
+template <class F>
+LB_HD constexpr int stored_of() {
+  if constexpr (F::kScaled) {
+    return F::Scale::kStored;
+  } else {
+    return 1;
+  }
+}
+template <class... S>
+LB_HD constexpr int most_stored() {
+  int most = 1;
+  ((most = stored_of<S>() > most ? stored_of<S>() : most), ...);
+  return most;
+}
 
 template <class U, class... S>
 struct FastShared {
   StateTables<Types<>, S...> tables;
-  FastWarp<U> warp[kFastWarps];
+  FastWarp<U, most_stored<S...>()> warp[kFastWarps];
 };
 
 /// The 8 values of a lane.
@@ -124,7 +141,25 @@ __device__ __forceinline__ char* state_at(char* values, uint32_t at) {
 }
 template <class F>
 __device__ __forceinline__ auto* scale_at(char* scales, uint32_t block) {
-  return reinterpret_cast<typename F::Scale::Stored*>(scales) + block;
+  return reinterpret_cast<typename F::Scale::Stored*>(scales) +
+         static_cast<uint64_t>(block) * F::Scale::kStored;
+}
+
+/// Where the scale of a block is held, among those of a slot.
+template <class F>
+__device__ __forceinline__ uint32_t held_at(uint32_t block) {
+  return block % kLanes * F::Scale::kStored;
+}
+/// Writes a scale that was held.
+template <class F>
+__device__ __forceinline__ void write_scale(const float* held, typename F::Scale::Stored* to) {
+  for (int i = 0; i < F::Scale::kStored; ++i) {
+    if constexpr (sizeof *to == sizeof *held) {
+      to[i] = held[i];
+    } else {
+      to[i] = half_nearest(held[i]);
+    }
+  }
 }
 
 template <class F>
@@ -149,7 +184,6 @@ __device__ __forceinline__ void quantize8(const typename Fixed<F>::Encoder& enco
                                           uint32_t at, int lane, int lanes,
                                           const typename Fixed<F>::Tables& tables) {
   if constexpr (F::kScaled) {
-    static_assert(!F::Scale::kNeedsMin && F::Scale::kStored == 1);
     if ((lane & (lanes - 1)) == 0) encoder.write(scale);
   }
   StatePack<F> pack;
@@ -157,12 +191,39 @@ __device__ __forceinline__ void quantize8(const typename Fixed<F>::Encoder& enco
   pack.store(state_at<F>(values, at));
 }
 
-/// Bit k: whether slot k has scales.
+/// Bit k: whether slot k has scales, and whether these depend on the smallest magnitude.
 template <class... S>
 LB_HD constexpr uint32_t scaled_slots() {
   uint32_t bits = 0, bit = 1;
   ((bits |= S::kScaled ? bit : 0, bit <<= 1), ...);
   return bits;
+}
+template <class F>
+LB_HD constexpr bool needs_min() {
+  if constexpr (F::kScaled) {
+    return F::Scale::kNeedsMin;
+  } else {
+    return false;
+  }
+}
+template <class... S>
+LB_HD constexpr uint32_t slots_with_min() {
+  uint32_t bits = 0, bit = 1;
+  ((bits |= needs_min<S>() ? bit : 0, bit <<= 1), ...);
+  return bits;
+}
+
+/// Of the smallest magnitudes of a lane's states that are not 0, complements: the largest of a
+/// block's is that of its smallest magnitude, and 0 where there is none.
+template <class U>
+__device__ __forceinline__ void complements(const Eights<U>& s, Mosts<U>& least) {
+  for (int k = 0; k < U::kSlots; ++k) {
+    for (int e = 0; e < kEach; ++e) {
+      const uint32_t magnitude = magnitude_bits(s[k][e]);
+      const uint32_t complement = magnitude == 0 ? 0 : ~magnitude;
+      least[k] = complement > least[k] ? complement : least[k];
+    }
+  }
 }
 
 // One slot after another.
@@ -194,13 +255,24 @@ __device__ __forceinline__ void correct_maxima(const Eights<U>& s, Mosts<U>& mos
   }
 }
 
-template <int kSlot = 0, class U, class Tables>
-__device__ __forceinline__ void store_states(Types<>, FastWarp<U>&, const Eight&, const Tables&,
-                                             const Eights<U>&, const Mosts<U>&, int) {}
-template <int kSlot = 0, class F, class... S, class U, class Tables>
-__device__ __forceinline__ void store_states(Types<F, S...>, FastWarp<U>& w, const Eight& eight,
-                                             const Tables& tables, const Eights<U>& s,
-                                             const Mosts<U>& most, int lane) {
+template <class F>
+__device__ __forceinline__ auto encoder_of(uint32_t most, uint32_t least) {
+  if constexpr (needs_min<F>()) {
+    return typename Fixed<F>::Encoder(most, ~least);
+  } else {
+    return typename Fixed<F>::Encoder(most);
+  }
+}
+
+template <int kSlot = 0, class U, int kStored, class Tables>
+__device__ __forceinline__ void store_states(Types<>, FastWarp<U, kStored>&, const Eight&,
+                                             const Tables&, const Eights<U>&, const Mosts<U>&,
+                                             const Mosts<U>&, int) {}
+template <int kSlot = 0, class F, class... S, class U, int kStored, class Tables>
+__device__ __forceinline__ void store_states(Types<F, S...>, FastWarp<U, kStored>& w,
+                                             const Eight& eight, const Tables& tables,
+                                             const Eights<U>& s, const Mosts<U>& most,
+                                             const Mosts<U>& least, int lane) {
   if constexpr (is_drawn<U, F>(kSlot)) {
     const uint64_t group = eight.group | static_cast<uint64_t>(kSlot + 1) << 56;
     store_slow<F>(s[kSlot], most[kSlot], random_of(w, group),
@@ -208,43 +280,43 @@ __device__ __forceinline__ void store_states(Types<F, S...>, FastWarp<U>& w, con
   } else {
     float* scale = nullptr;
     if constexpr (F::kScaled && kHolds<U>) {
-      scale = &w.held[kSlot][eight.block[kSlot] % kLanes];
+      scale = &w.held[kSlot][held_at<F>(eight.block[kSlot])];
     } else if constexpr (F::kScaled) {
       scale = scale_at<F>(w.state[kSlot].scales, eight.block[kSlot]);
     }
-    quantize8<F>(typename Fixed<F>::Encoder(most[kSlot]), s[kSlot], w.state[kSlot].values, scale,
+    quantize8<F>(encoder_of<F>(most[kSlot], least[kSlot]), s[kSlot], w.state[kSlot].values, scale,
                  eight.at, lane, w.lanes[kSlot], tables.template get<F>());
   }
-  store_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s, most, lane);
+  store_states<kSlot + 1>(Types<S...>{}, w, eight, tables, s, most, least, lane);
 }
 
 /// Writes the scales that are held, those of a span of tiles that ends with `eight`'s: neighbors,
 /// by one lane each. `before` is the number of lanes of the tiles before it.
-template <int kSlot = 0, class U>
-__device__ __forceinline__ void write_scales(Types<>, const FastWarp<U>&, const Eight&, uint32_t,
-                                             uint32_t) {}
-template <int kSlot = 0, class F, class... S, class U>
-__device__ __forceinline__ void write_scales(Types<F, S...>, const FastWarp<U>& w,
+template <int kSlot = 0, class U, int kStored>
+__device__ __forceinline__ void write_scales(Types<>, const FastWarp<U, kStored>&, const Eight&,
+                                             uint32_t, uint32_t) {}
+template <int kSlot = 0, class F, class... S, class U, int kStored>
+__device__ __forceinline__ void write_scales(Types<F, S...>, const FastWarp<U, kStored>& w,
                                              const Eight& eight, uint32_t before, uint32_t lane) {
   if constexpr (F::kScaled) {
     const int shift = w.shift[kSlot];
     const uint32_t block = eight.block[kSlot] - (lane >> shift) - (before >> shift) + lane;
     if (lane << shift < before + eight.left && lane < (before + kLanes) >> shift)
-      *scale_at<F>(w.state[kSlot].scales, block) = w.held[kSlot][block % kLanes];
+      write_scale<F>(&w.held[kSlot][held_at<F>(block)], scale_at<F>(w.state[kSlot].scales, block));
   }
   write_scales<kSlot + 1>(Types<S...>{}, w, eight, before, lane);
 }
 
 /// Updates the values of a tile, 8 by a lane. Writes the scales that are held if it is the last of
 /// a unit or of as many tiles as the job's span.
-template <class P, class G, class U, class... S>
-__device__ __forceinline__ void update_tile(FastWarp<U>& w, uint32_t tile, bool is_last,
+template <class P, class G, class U, int kStored, class... S>
+__device__ __forceinline__ void update_tile(FastWarp<U, kStored>& w, uint32_t tile, bool is_last,
                                             uint32_t group, int lane,
                                             const StateTables<Types<>, S...>& tables) {
   const Eight eight = eight_of(w, tile, lane);
   const uint64_t at = static_cast<uint64_t>(eight.at) * kEach;
   Eights<U> s;
-  Mosts<U> most{};
+  Mosts<U> most{}, least{};
   const bool is_here = static_cast<uint32_t>(lane) < eight.left;
   if (is_here) {
     const auto grad =
@@ -254,8 +326,8 @@ __device__ __forceinline__ void update_tile(FastWarp<U>& w, uint32_t tile, bool 
     CompensationPack<P> compensation;
     if constexpr (kHasCompensation<P>)
       compensation.read(static_cast<const typename P::Compensation*>(w.compensation) + at);
-    Factors8 factors{};
-    if constexpr (factors_of<U>() > 0) factors = w.factors(eight.at);
+    Factors<U> factors{};
+    if constexpr (factors_of<U>() > 0) w.factors(eight.at, factors);
     load_states(Types<S...>{}, w, eight, tables, s);
     Random8 random{};
     if constexpr (P::kRandom) random = random_of(w, eight.group);
@@ -277,12 +349,14 @@ __device__ __forceinline__ void update_tile(FastWarp<U>& w, uint32_t tile, bool 
         compensation.store(static_cast<typename P::Compensation*>(w.compensation) + at);
     }
     correct_maxima<0, U>(s, most);
+    if constexpr ((needs_min<S>() || ...)) complements<U>(s, least);
   }
   if constexpr ((S::kScaled || ...)) {
     __syncwarp();  // memory order: no lane still reads a scale that the first of its block writes
     block_absmax<scaled_slots<S...>()>(most, w.lanes);
+    if constexpr ((needs_min<S>() || ...)) block_absmax<slots_with_min<S...>()>(least, w.lanes);
   }
-  if (is_here) store_states(Types<S...>{}, w, eight, tables, s, most, lane);
+  if (is_here) store_states(Types<S...>{}, w, eight, tables, s, most, least, lane);
   if constexpr ((S::kScaled || ...) && kHolds<U>) {
     const uint32_t span = w.span & (group - 1);
     if ((tile & span) != span && !is_last) return;
@@ -322,7 +396,7 @@ __global__ void __launch_bounds__(kFastWarps* kLanes, kFastBlocks) step_fast(con
   const int thread = static_cast<int>(threadIdx.x), lane = thread % kLanes, warp = thread / kLanes;
   shared.tables.fill(thread, kFastWarps * kLanes);
   __syncthreads();
-  FastWarp<U>& w = shared.warp[warp];
+  auto& w = shared.warp[warp];
   const auto stride = static_cast<uint32_t>(warps<kFastWarps>());
   auto unit = static_cast<uint32_t>(warp_number<kFastWarps>(thread));
   uint32_t staged = ~0u, next = unit < batch.units ? batch.job_of[unit] : 0;

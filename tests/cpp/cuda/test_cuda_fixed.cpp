@@ -7,6 +7,7 @@
 #pragma GCC diagnostic ignored "-Wunused-function"  // kernels that are not launched here
 
 // after the emulator
+#include <cmath>
 #include <vector>
 
 #include "check.h"
@@ -42,10 +43,13 @@ struct Numbers {
 template <class F>
 struct Codes {
   using Fixed = cuda::Fixed<F>;
-  static constexpr bool kIsTop = !__is_same(typename F::Scale, BlockScale);
+  static constexpr bool kIsTop = F::kScaled && __is_same(typename F::Scale, TopScale<448>);
   static constexpr float kTop = 448.0f;
   typename Fixed::Tables tables;
-  const typename Fixed::Encoder encoder{float_bits(kIsTop ? kTop : 1.0f)};
+  static constexpr uint32_t kLeast = float_bits(0x1p-12f);  // for formats that need it
+  const typename F::Scale scale = F::Scale::of(float_bits(kIsTop ? kTop : 1.0f), kLeast);
+  const typename Fixed::Encoder encoder =
+      cuda::encoder_of<F>(float_bits(kIsTop ? kTop : 1.0f), ~kLeast);
   float x[cuda::kEach] = {};
   uint32_t expected[cuda::kEach] = {};
   int held = 0;
@@ -53,11 +57,11 @@ struct Codes {
 
   Codes() { Fixed::fill(tables, 0, 1); }
 
-  /// z: what the scale, which is 1, makes of the value.
-  void add(float z) {
-    if (magnitude_bits(z) > float_bits(kIsTop ? kTop : 1.0f) + 2) return;
-    x[held] = z;
-    expected[held++] = F::quantize(z);
+  /// The scale is 1.
+  void add(float value) {
+    if (magnitude_bits(value) > float_bits(kIsTop ? kTop : 1.0f) + 2) return;
+    x[held] = value;
+    expected[held++] = F::quantize(scale.to_z(value));
     if (held == cuda::kEach) flush();
   }
   void flush() {
@@ -125,16 +129,21 @@ template <class F>
 void test_scales() {
   typename cuda::Fixed<F>::Tables tables;
   cuda::Fixed<F>::fill(tables, 0, 1);
-  const uint32_t absmax[] = {0,          1,          0x007fffffu, 0x00800000u, 0x0d800000u,
-                             0x17000000, 0x3f800000, 0x43e00000,  0x71800000u, 0x72000000u,
-                             0x7f7fffff, 0x7f800000, 0x7fc00000u, 0x7fffffffu};
+  const uint32_t absmax[] = {0,           1,          0x007fffffu, 0x00800000u, 0x0d7fffffu,
+                             0x0d800000u, 0x17000000, 0x27800000,  0x33000000,  0x33000001,
+                             0x387fffff,  0x3f800000, 0x3f801fff,  0x43e00000,  0x477fe000,
+                             0x477fefff,  0x477ff000, 0x4f7fe000,  0x4f800000,  0x71800000u,
+                             0x72000000u, 0x7f7fffff, 0x7f800000,  0x7fc00000u, 0x7fffffffu};
   bool same = true;
   for (uint32_t most : absmax) {
-    const auto scale = F::Scale::of(most, kNoMin);
-    const typename cuda::Fixed<F>::Encoder encoder(most);
-    float stored[2] = {};
-    scale.write(&stored[0]), encoder.write(&stored[1]);
-    same &= float_bits(stored[0]) == float_bits(stored[1]);
+    const uint32_t least = most > 0x01000000u ? most - 0x01000000u : most;
+    const auto scale = F::Scale::of(most, least);
+    const auto encoder = cuda::encoder_of<F>(most, ~least);
+    typename F::Scale::Stored stored[2][F::Scale::kStored] = {};
+    float held[F::Scale::kStored] = {};
+    scale.write(stored[0]), encoder.write(held);
+    cuda::write_scale<F>(held, stored[1]);
+    same &= std::memcmp(stored[0], stored[1], sizeof stored[0]) == 0;
     const float part[cuda::kEach] = {1.0f, -1.0f, 0.5f, 0.0f, -0.0f, 1e-7f, 0.3f, -0.004f};
     float x[cuda::kEach];
     for (int e = 0; e < cuda::kEach; ++e) {
@@ -228,6 +237,9 @@ void test_rule(const std::vector<double>& hyper) {
       coef.step = static_cast<float>(now[0]), coef.decay = 0.999f;
       if (round % 5 == 0) coef.minimum = 0x1p-126f;
     }
+    if constexpr (__is_same(U, Lamb)) coef.step = static_cast<float>(now[0]);
+    if constexpr (__is_same(U, Lars)) coef.ratio = 0.01f;
+    if constexpr (__is_same(U, Came)) coef.clip = 0.7f;
     cuda::FastStep<U> step;
     step.set(coef);
     const bool strange = round % 3 == 0;
@@ -236,9 +248,9 @@ void test_rule(const std::vector<double>& hyper) {
     param.clear(), compensation.clear();
     float p[cuda::kEach], g[cuda::kEach], s[kStates][cuda::kEach];
     float expected_s[cuda::kEach][kStates] = {};
-    cuda::Factors8 factors{};
-    factors.row = numbers.between(-30, 1);
-    factors.row = factors.row < 0.0f ? -factors.row : factors.row;
+    constexpr int kFactors = factors_of<U>() > 0 ? factors_of<U>() : 1;
+    cuda::Factors<U> factors{};
+    for (cuda::Factors8& factor : factors) factor.row = std::fabs(numbers.between(-30, 1));
     typename P::Storage expected[cuda::kEach];
     Random8 random;
     for (uint32_t& word : random.word) word = numbers.next();
@@ -258,14 +270,15 @@ void test_rule(const std::vector<double>& hyper) {
         param.set(e, static_cast<typename P::Storage>(float_bits(p[e]) >> 16));
       }
       g[e] = any(numbers.between(-30, 1));
-      const float column = any(numbers.uniform());
-      factors.col[e] = column < 0.0f ? -column : column;
+      for (cuda::Factors8& factor : factors) factor.col[e] = std::fabs(any(numbers.uniform()));
       for (int k = 0; k < U::kSlots; ++k) {
         float x = any(numbers.between(-30, 1));
         if (!U::kSlot[k].is_signed && x < 0.0f) x = -x;
         s[k][e] = expected_s[e][k] = x;
       }
-      const float f[2] = {factors.row, factors.col[e]};
+      float f[2 * kFactors];
+      for (int k = 0; k < kFactors; ++k)
+        f[2 * k] = factors[k].row, f[2 * k + 1] = factors[k].col[e];
       float next = p[e];
       update_element<U>(g[e], next, expected_s[e], f, coef);
       typename P::Compensation c{};
@@ -363,12 +376,20 @@ int main(int argc, char** argv) {
   test_codes<PowerOne4Unsigned>(all);
   test_codes<Float8E4M3>(all);
   test_codes<Float8E4M3Unsigned>(all);
+  test_codes<Companded8>(all);
+  test_codes<Companded8Unsigned>(all);
+  test_codes<Log8>(all);
+  test_codes<Log8Signed>(all);
   test_scales<Dynamic8>();
   test_scales<Dynamic8Unsigned>();
   test_scales<Dynamic4>();
   test_scales<PowerOne4Unsigned>();
   test_scales<Float8E4M3>();
   test_scales<Float8E4M3Unsigned>();
+  test_scales<Companded8>();
+  test_scales<Companded8Unsigned>();
+  test_scales<Log8>();
+  test_scales<Log8Signed>();
   test_parameters<AdamW, BFloat16Stochastic>();
   test_parameters<AdamW, BFloat16Nearest>();
   test_parameters<AdamW, BFloat16Kahan>();
@@ -386,6 +407,12 @@ int main(int argc, char** argv) {
   test_rule<AdafactorMomentum>({1e-3, -0.8, none, 0.9, 1e-30, 1e-3, 1, 0, 0, 0, 1, none, 0});
   test_rule<AdafactorMomentum>({1e-3, -0.8, 0.99, 0.9, 1e-3, 1e-3, 1, 0, 0, 0, 1, none, 1});
   test_rule<AdamWFactored>({1e-3, 0.9, 0.95, 1e-8, 0.1});
+  test_rule<Rmsprop>({1e-3, 0.99, 1e-8, 0.1, 0, 0});
+  test_rule<Adagrad>({1e-2, 0.1, 0.1, 1e-10});
+  test_rule<Lamb>({1e-3, 0.9, 0.999, 1e-6, 0.1});
+  test_rule<Lars>({1e-1, 0.9, 0.1, 0, 1e-4, 1e-3, 1e-8});
+  test_rule<Lars>({1e-1, 0.9, 0, 1, 1e-4, 1e-3, 1e-8});
+  test_rule<Came>({1e-3, 0.9, 0.999, 0.9999, 1e-30, 1e-16, 1, 0.1});
   test_split<BFloat16Split8>();
   test_split<BFloat16Split16>();
   test_largest();

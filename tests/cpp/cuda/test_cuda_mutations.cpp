@@ -213,7 +213,8 @@ bool rules_differ() {
   Options odd;
   odd.odd_grads = true;
   int wrong = 0;
-  for (const char* rule : {"lion", "sgd_momentum", "ademamix", "adafactor", "adafactor_momentum"}) {
+  for (const char* rule : {"lion", "sgd_momentum", "ademamix", "adafactor", "adafactor_momentum",
+                           "rmsprop", "adagrad", "adamw", "lamb", "lars", "came"}) {
     std::vector<Spec> specs;
     for (int turn = 0; turn < 5; ++turn) {
       Spec spec;
@@ -221,6 +222,10 @@ bool rules_differ() {
       const bool slow = spec.rule == find_rule("ademamix");
       spec.state[0] = keep("dynamic8"),
       spec.state[1] = slow ? keep("bfloat16", 0, kNoScale, true) : keep("dynamic8_unsigned");
+      if (spec.rule == find_rule("rmsprop") || spec.rule == find_rule("adagrad"))
+        spec.state[0] = spec.state[1];
+      if (spec.rule == find_rule("adamw"))
+        spec.state[0] = keep("companded8", 32), spec.state[1] = keep("companded8_unsigned", 32);
       spec.rows = 3, spec.cols = turn == 0 ? 512 : 336;
       if (turn == 2) spec.inside = {6, 56};
       if (turn == 3) spec.inside = {3, 2, 56};
@@ -246,7 +251,7 @@ const Comparison kComparisons[] = {{steps_differ, "slot.cuh step.cuh tile.cuh wa
                                    {cuts_differ, "scales.cuh"},
                                    {tables_differ, "batch.cuh prepare.cuh step.cu:"},
                                    {repeats_differ, "order.h"},
-                                   {rules_differ, "rules.cuh fast_job.cuh adam.cuh"},
+                                   {rules_differ, "rules.cuh fast_job.cuh adam.cuh fixed.cuh"},
                                    {ties_differ, "dynamic8.cuh codes.cuh code.cuh"},
                                    {codes_differ, "accumulate.cuh mean.cuh"}};
 
