@@ -15,16 +15,21 @@ from bench.measuring.workload import QUARTER
 from bench.pages.page import table
 
 TILE = 256
-STOCHASTIC = "BFloat16Stochastic, BFloat16Grad, "
-# Contestants by name, as in bench/gpu/asked.py, and the end of their kernels' names.
+ADAMW = "AdamRule<true, false>, "
+STOCHASTIC = ADAMW + "BFloat16Stochastic, BFloat16Grad, "
+# Contestants by name, as in bench/gpu/asked.py, and what their kernels are specialized for.
 KERNELS = {
-    "lowbit 8-bit, bf16 stochastic": STOCHASTIC + "Dynamic8, Dynamic8Unsigned>",
-    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": STOCHASTIC + "Dynamic8, Dynamic8Unsigned>",
-    "lowbit 8-bit, float32 weights": "Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned>",
-    "lowbit 8-bit, bf16 Kahan": "BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
-    "lowbit 8-bit, bf16 + 8 bits": "BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned>",
-    "lowbit 4-bit, bf16 stochastic": STOCHASTIC + "Dynamic4, PowerOne4Unsigned>",
-    "lowbit fp8, bf16 stochastic": STOCHASTIC + "Float8E4M3, Float8E4M3Unsigned>",
+    "lowbit 8-bit, bf16 stochastic": STOCHASTIC + "Dynamic8, Dynamic8Unsigned",
+    "lowbit 8-bit, bf16 stochastic, in a CUDA graph": STOCHASTIC + "Dynamic8, Dynamic8Unsigned",
+    "lowbit 8-bit, float32 weights": ADAMW
+    + "Float32Param, Float32Grad, Dynamic8, Dynamic8Unsigned",
+    "lowbit 8-bit, bf16 Kahan": ADAMW + "BFloat16Kahan, BFloat16Grad, Dynamic8, Dynamic8Unsigned",
+    "lowbit 8-bit, bf16 + 8 bits": ADAMW
+    + "BFloat16Split8, BFloat16Grad, Dynamic8, Dynamic8Unsigned",
+    "lowbit 4-bit, bf16 stochastic": STOCHASTIC + "Dynamic4, PowerOne4Unsigned",
+    "lowbit fp8, bf16 stochastic": STOCHASTIC + "Float8E4M3, Float8E4M3Unsigned",
+    "lowbit log8, bf16 stochastic": STOCHASTIC + "Log8Signed, Log8",
+    "lowbit companded8, bf16 stochastic": STOCHASTIC + "Companded8, Companded8Unsigned",
 }
 COPY = "copy of the bytes of an 8-bit step"
 COLUMNS = ("issue clk", "alu clk", "wavefronts", "bytes")
@@ -85,8 +90,7 @@ def page(report: dict[str, Any]) -> str:
     )
     rows = []
     for row in case["rows"]:
-        end = KERNELS.get(row["name"])
-        count = next((c for name, c in counts.items() if end and name.endswith(end)), None)
+        count = counts.get(f"step_fast<{KERNELS.get(row['name'])}>")
         times = sorted(t for t in row["seconds"] if t)
         if count is None or not times:
             continue

@@ -85,6 +85,9 @@ COUNTS = """
 sm_90: a tile of 256 values, in clocks of a multiprocessor; what memory needs is by card
 instructions  alu fp32 imad  xu memory control uniform issue clk alu clk wavefronts \
  bytes    H200 clk     H100 clk  kernel
+         619  190  160   95  17     60      45      17       155      95        135 \
+  2580         139          198  step_fast<AdamRule<false, false>, \
+BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
          540  168  150   90  17     55      43      17       135      84        121 \
   2580         139          198  step_fast<AdamRule<true, false>, \
 BFloat16Stochastic, BFloat16Grad, Dynamic8, Dynamic8Unsigned>
@@ -100,7 +103,7 @@ def test_a_tile_counted_and_measured(tmp_path):
     """1,000 tiles on each of 100 multiprocessors in 0.2 ms of 2 GHz: 400 clocks a tile."""
     (tmp_path / "kernels.txt").write_text(COUNTS)
     counts = tile_model.counted(tmp_path / "kernels.txt")
-    assert [c["issue clk"] for c in counts.values()] == [135.0, 182.0]
+    assert [c["issue clk"] for c in counts.values()] == [155.0, 135.0, 182.0]
     rows = [
         row(asked.EIGHT, [2e-4, None, 1e-4, 3e-4]),
         row(ours.Kahan.name, [4e-4]),
@@ -124,7 +127,7 @@ def test_a_tile_counted_and_measured(tmp_path):
     names = {getattr(kind, "name", "") for kind in vars(ours).values()}
     assert set(tile_model.KERNELS) <= names and baselines.Copy.name == tile_model.COPY
     limits = (ROOT / "csrc" / "cuda" / "tile_limits.txt").read_text()
-    assert all(end in limits for end in tile_model.KERNELS.values())
+    assert all(f"step_fast<{kernel}>" in limits for kernel in tile_model.KERNELS.values())
 
 
 def test_everything_is_met():
