@@ -116,6 +116,7 @@ FIXED = {
     "Ademamix": "Ademamix",
     "AdafactorMomentum": "AdafactorRule<true, true>",
     "Adafactor": "AdafactorRule<true, false>",
+    "Sgd": "SgdRule<false>",
 }
 # Those that have one for 8-bit state alone.
 FIXED_IN_8_BITS = {

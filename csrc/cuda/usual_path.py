@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 INSTRUCTION = 16
 XU_FUNCTIONS = 16  # two for each of a lane's values
-ROOTLESS = ("Lion", "SgdRule")  # rules that neither divide nor take a root
+ROOTLESS = ("Lion", "SgdRule", "Lars", "Muon")  # rules that neither divide nor take a root
 
 
 def functions_of(name: str) -> int:

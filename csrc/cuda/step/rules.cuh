@@ -6,7 +6,8 @@
 //
 // Adam, AdEMAMix, Adafactor, factored AdamW, RMSprop and Adagrad divide by a root: they share
 // store_adam, with another numerator, second moment and step each. CAME does so twice. LAMB adds
-// the decay after it has divided. Lion, SGD and LARS need neither division nor root.
+// the decay after it has divided. Lion, SGD, LARS and both halves of Muon need neither division nor
+// root.
 #pragma once
 
 #include "cuda/step/adam.cuh"
@@ -268,9 +269,10 @@ struct FastStep<Lamb> {
   }
 };
 
-/// One state and neither division nor root.
+/// At most one state, and neither division nor root.
 template <class Rule>
-  requires(__is_same(Rule, Lion) || __is_same(Rule, SgdMomentum) || __is_same(Rule, Lars))
+  requires(__is_same(Rule, Lion) || __is_same(Rule, Sgd) || __is_same(Rule, SgdMomentum) ||
+           __is_same(Rule, Lars) || __is_same(Rule, MuonMomentum) || __is_same(Rule, Muon))
 struct FastStep<Rule> {
   using U = Rule;
   typename U::Coef coef;
@@ -281,11 +283,12 @@ struct FastStep<Rule> {
                                          Pack8<typename P::Storage>& param,
                                          CompensationPack<P>& compensation) const {
     for (int e = 0; e < kEach; ++e) {
-      float one[1] = {s[0][e]};
+      Values<U> one{};
+      if constexpr (U::kSlots > 0) one[0] = s[0][e];
       U::update(g[e], p[e], one, coef);
-      s[0][e] = one[0];
+      if constexpr (U::kSlots > 0) s[0][e] = one[0];
     }
-    most[0] = float_bits(largest_magnitude(s[0]));
+    if constexpr (U::kSlots > 0) most[0] = float_bits(largest_magnitude(s[0]));
     store_next<P>(p, random, param, compensation);
   }
 };

@@ -412,6 +412,11 @@ int main(int argc, char** argv) {
   test_rule<Lamb>({1e-3, 0.9, 0.999, 1e-6, 0.1});
   test_rule<Lars>({1e-1, 0.9, 0.1, 0, 1e-4, 1e-3, 1e-8});
   test_rule<Lars>({1e-1, 0.9, 0, 1, 1e-4, 1e-3, 1e-8});
+  test_rule<Sgd>({1e-3, 0.9, 0.1, 1, 0.1, 0, 0});
+  test_rule<MuonMomentum>({1, 0.95, 1});
+  test_rule<MuonMomentum>({1, 0.3, 0});
+  test_rule<Muon>({1e-2, 0.1, 0.2, 0});
+  test_rule<Muon>({1e-2, 0.1, 0.2, 1});
   test_rule<Came>({1e-3, 0.9, 0.999, 0.9999, 1e-30, 1e-16, 1, 0.1});
   test_split<BFloat16Split8>();
   test_split<BFloat16Split16>();
