@@ -224,8 +224,10 @@ bool rules_differ() {
       spec.state[1] = slow ? keep("bfloat16", 0, kNoScale, true) : keep("dynamic8_unsigned");
       if (spec.rule == find_rule("rmsprop") || spec.rule == find_rule("adagrad"))
         spec.state[0] = spec.state[1];
-      if (spec.rule == find_rule("adamw"))
+      if (spec.rule == find_rule("adamw") && turn % 2 == 0)
         spec.state[0] = keep("companded8", 32), spec.state[1] = keep("companded8_unsigned", 32);
+      if (spec.rule == find_rule("adamw") && turn % 2 == 1)
+        spec.state[0] = keep("log8_signed", 64), spec.state[1] = keep("log8");
       spec.rows = 3, spec.cols = turn == 0 ? 512 : 336;
       if (turn == 2) spec.inside = {6, 56};
       if (turn == 3) spec.inside = {3, 2, 56};
