@@ -6,7 +6,9 @@ import re
 import sys
 from typing import NoReturn
 
-from lowbit.config.hints import did_you_mean
+import torch
+
+from lowbit.config.hints import did_you_mean, no_attribute
 
 _PAGED = "state_memory='managed'"
 _PINNED = " ('pinned' keeps the state in host memory for good)"
@@ -39,15 +41,13 @@ def missing(name: str) -> NoReturn:
         AttributeError: says what to write. Where the name is imported, an ImportError says it,
             which Python would otherwise word itself.
     """
-    replacement = instead(name)
-    if replacement is None:
-        raise AttributeError(f"module 'lowbit' has no attribute {name!r}{_near(name)}")
-    message = f"lowbit has no {name}: write {replacement}"
-    if sys._getframe(1).f_globals.get("__name__") == "importlib._bootstrap":
-        # `from lowbit import NAME` asks here first;
-        # what it raises after an AttributeError says nothing.
-        raise ImportError(message)
-    raise AttributeError(message)
+    if replacement := instead(name):
+        no_attribute(f"lowbit has no {name}: write {replacement}")
+    near = _near(name)
+    message = f"module 'lowbit' has no attribute {name!r}{near}"
+    if near:
+        no_attribute(message)
+    raise AttributeError(message)  # the name may be that of a room that is imported next
 
 
 def _near(name: str) -> str:
@@ -55,6 +55,9 @@ def _near(name: str) -> str:
     if name.startswith("_"):  # such as what copy and inspect look for
         return ""
     public = [key for key in sys.modules["lowbit"].__all__ if not key.startswith("_")]
+    if isinstance(getattr(torch.optim, name, None), type):  # RAdam is another algorithm than Adam
+        *here, last = sorted(key for key in public if hasattr(torch.optim, key))
+        return f"; of torch.optim it has {', '.join(here)} and {last}"
     plain = name.lower().replace("_", "")
     same = [key for key in public if key.lower().replace("_", "") == plain]
     return did_you_mean(name, same or public, cutoff=0.0 if same else 0.8)

@@ -222,6 +222,25 @@ def check_params(name: str, params: Any) -> None:
         )
 
 
+def check_model(what: str, model: Any) -> None:
+    """Raises TypeError if something else was given in place of a model, such as its parameters;
+    `what` is the function's name.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"{what} takes the model, not {type(model).__name__}: lowbit.{what}(model)")
+
+
+def check_gradients_of(what: str, parameters: Any) -> None:
+    """Raises TypeError if a module was given in place of its parameters;
+    `what` is the function's name.
+    """
+    if isinstance(parameters, nn.Module) and not isinstance(parameters, nn.ParameterList):
+        raise TypeError(
+            f"{what} takes parameters, not a model ({type(parameters).__name__}): "
+            "pass model.parameters()"
+        )
+
+
 def warn_of_typos(group: Mapping[str, Any], known: Iterable[str], warned: set[str]) -> None:
     """Warns of an entry of a group that is nearly named as an option.
     Other unknown entries are the program's own.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Iterable
+from typing import NoReturn
 
 # bitsandbytes' own keywords and their replacements.
 _BITSANDBYTES = {
@@ -43,6 +44,18 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.7) -> str
 
     found = difflib.get_close_matches(word, list(known), 1, cutoff)
     return f"; did you mean {found[0]!r}?" if found else ""
+
+
+def no_attribute(message: str, asking: int = 2) -> NoReturn:
+    """Raises AttributeError for a name that a module lacks, or ImportError where the name is
+    imported: `from MODULE import NAME` says nothing of what an AttributeError said.
+
+    Args:
+        asking: how many frames above this one asked the module for the name.
+    """
+    if sys._getframe(asking).f_globals.get("__name__") == "importlib._bootstrap":
+        raise ImportError(message)
+    raise AttributeError(message)
 
 
 def outside() -> int:

@@ -8,6 +8,7 @@ from typing import Any, Literal, overload
 import torch
 from torch import nn
 
+from lowbit.config.arguments import check_model
 from lowbit.gradients.accumulator import Accumulator
 from lowbit.gradients.exact import ExactAccumulator
 
@@ -111,12 +112,14 @@ def accumulate(
             None (default) sends every addend to its rank at once. The result is the same.
 
     Raises:
+        TypeError: `model` is not a module, such as `model.parameters()`.
         ValueError: FSDP1 or composable DDP (`replicate`) with hooks; a parameter that already has
             an accumulator, is stepped in the backward pass, or is one of DDP's
             `delay_all_reduce_named_params`; or an argument out of range.
         RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the
             model after this call; or if a DDP backward pass runs outside `micro`.
     """
+    check_model("accumulate", model)
     if dtype is not None and dtype not in _DTYPES:
         raise ValueError(f"dtype should be 'bf16' or 'float32' but is: {dtype!r}")
     if rounding not in (*_FORMATS, "exact"):

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from lowbit import ops, sharding
+from lowbit.config.arguments import check_gradients_of
 
 _CHUNK = 1 << 22  # elements whose terms exist at once where no operator computes them
 # Separate places for the terms of one word, so that additions do not wait for each other.
@@ -55,11 +56,13 @@ def clip_grad_norm_(
         (In torch it has the gradients' dtype, and is a DTensor if they are.)
 
     Raises:
+        TypeError: `parameters` is a model.
         RuntimeError: error_if_nonfinite is set and the norm is not finite; the message is torch's.
             Only this check waits for the device.
         ValueError: norm_type or max_norm is out of range, `group` has several ranks that shard one
             parameter, or a flat shard of FSDP1 was not bound by `lowbit.fsdp1.bind`.
     """
+    check_gradients_of("clip_grad_norm_", parameters)
     parameters = [parameters] if isinstance(parameters, Tensor) else list(parameters)
     for p in parameters:  # a product of a sum is not the sum of products
         sharding.redistribute_gradient(p)
@@ -99,8 +102,9 @@ def clip_scale(
         (norm + 1e-6) / max_norm).
 
     Raises:
-        RuntimeError, ValueError: as in `clip_grad_norm_`.
+        TypeError, RuntimeError, ValueError: as in `clip_grad_norm_`.
     """
+    check_gradients_of("clip_scale", parameters)
     if not float(max_norm) >= 0.0:
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
     norm = total_norm(parameters, norm_type, group)

@@ -85,12 +85,12 @@ def names(kind: str) -> frozenset[str]:
 
 
 @functools.cache
-def _entry(kind: str, called: str, name: str, also: str = "") -> dict[str, Any]:
+def _entry(kind: str, called: str, name: str) -> dict[str, Any]:
     for entry in registered()[kind]:
         if entry["name"] == name:
             return entry
     known = ", ".join(entry["name"] for entry in registered()[kind])
-    raise ValueError(f"no {called} is named {name!r}; there are {also}{known}")
+    raise ValueError(f"no {called} is named {name!r}; there are {known}")
 
 
 def state_format(name: str) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def param_format(name: str) -> dict[str, Any]:
     """The catalog's entry of a parameter format. Raises ValueError, which lists all names,
     if there is none.
     """
-    return _entry("param", "parameter format", name, "'auto', 'nearest', ")
+    return _entry("param", "parameter format", name)
 
 
 def rule(name: str) -> dict[str, Any]:

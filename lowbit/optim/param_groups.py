@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
 
 from lowbit import sharding
+from lowbit.config.arguments import check_model
 from lowbit.config.overrides import clean_name, remember_names
 from lowbit.config.types import StateFormat
 
@@ -52,7 +53,7 @@ def param_groups(
     Raises:
         TypeError: `model` is not a module, such as `model.parameters()`.
     """
-    _check_model(model, "param_groups")
+    check_model("param_groups", model)
     special = _special(model, embeddings, heads)
     return _grouped(model, [_flattened(model, special, options)], special, lambda name, p: 0)
 
@@ -88,7 +89,7 @@ def muon_param_groups(
         TypeError: `model` is not a module, such as `model.parameters()`.
         ValueError: FSDP1 flattened a parameter, or a pattern matches no name.
     """
-    _check_model(model, "muon_param_groups")
+    check_model("muon_param_groups", model)
     other = {id(p) for m in model.modules() if isinstance(m, _ConvNd) for p in m.parameters(False)}
     patterns = (adamw,) if isinstance(adamw, str) else tuple(adamw)
     unmatched = set(patterns)
@@ -185,11 +186,6 @@ def _kept(state_format: StateFormat | None) -> dict[str, Any]:
 
 def _is_matrix(p: Tensor) -> bool:
     return p.dim() in (2, 3) and min(p.shape) > 1
-
-
-def _check_model(model: Any, what: str) -> None:
-    if not isinstance(model, nn.Module):
-        raise TypeError(f"{what} takes the model, not {type(model).__name__}: lowbit.{what}(model)")
 
 
 def _embeddings(model: nn.Module) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from lowbit.config.overrides import clean_name
 from lowbit.config.size import parsed
 from lowbit.config.types import StateFormat
 from lowbit.optim.ema import EMA_FORMAT, format_of
-from lowbit.optim.named import optimizer_named, optimizer_names
+from lowbit.optim.named import no_optimizer, optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.param_groups import muon_param_groups, param_groups
 from lowbit.optim.rules.muon_with_adamw import MuonWithAdamW
@@ -252,6 +252,7 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
     if cls is None:
         raise ValueError(
             f"lowbit has no optimizer {optimizer!r}; it has {', '.join(optimizer_names())}"
+            + no_optimizer(str(optimizer))
         )
     return cls
 

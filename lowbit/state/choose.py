@@ -12,9 +12,12 @@ from typing import Any
 from torch import Tensor
 
 from lowbit import ops, sharding
+from lowbit.config.hints import did_you_mean
 from lowbit.config.overrides import clean_name
 from lowbit.config.presets import FACTORED, is_named, scaled, slot_formats, slow_mean
 from lowbit.state.slot import Slot
+
+_BY_DTYPE = ("auto", "nearest")  # what stands for a parameter format of each dtype
 
 
 def is_full_precision(
@@ -121,6 +124,15 @@ def is_frozen(p: Tensor) -> bool:
     return not getattr(p, "requires_grad", True) and p.grad is None
 
 
+def _no_param_format(name: str) -> ValueError:
+    """The error about a name that no parameter format has."""
+    known = [*_BY_DTYPE, *(entry["name"] for entry in ops.entries("param"))]
+    ending = [each for each in known if each.endswith(f"_{name}")]  # bfloat16_kahan, of kahan
+    meant = did_you_mean(name, ending[:1] or known, cutoff=0.0 if ending else 0.7)
+    there = f"{meant} There" if meant else "; there"
+    return ValueError(f"no parameter format is named {name!r}{there} are {', '.join(known)}")
+
+
 def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     """The parameter format's name.
 
@@ -129,13 +141,15 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     stores, such as quantized weights below an adapter, has "float32" until it is trained.
 
     Raises:
-        ValueError: no parameter format, or not this one, stores the dtype of a parameter that is
-            trained.
+        ValueError: there is no such parameter format; or none, or not this one, stores the dtype of
+            a parameter that is trained.
     """
     dtype = str(p.dtype).removeprefix("torch.")
     supported = sorted({entry["dtype"] for entry in ops.entries("param")})
     possible = f"{', '.join(supported[:-1])} or {supported[-1]}"
-    by_dtype = param_format in ("auto", "nearest")
+    by_dtype = param_format in _BY_DTYPE
+    if not by_dtype and param_format not in ops.names("param"):
+        raise _no_param_format(param_format)
     stored = None if by_dtype else ops.param_format(param_format)["dtype"]
     fits = dtype in supported if by_dtype else dtype == stored
     if not fits and is_frozen(p):
@@ -144,7 +158,7 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
         raise ValueError(f"{what} is {dtype}, which lowbit does not support: use {possible}")
     if not fits:
         raise ValueError(
-            f"{what} is {dtype}, which param_format={param_format!r} does not store, but {stored}: "
+            f"{what} is {dtype}, but param_format={param_format!r} is for {stored}: "
             f"convert the model to {stored}, or leave param_format out. If the model was {stored}, "
             "a framework has converted it, as Accelerate's mixed_precision does under FSDP"
         )

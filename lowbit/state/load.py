@@ -56,6 +56,11 @@ def load_by_param(
 @torch.no_grad()
 def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     """`LowbitOptimizer.load_state_dict`. Nothing is changed before all of it is known to fit."""
+    if not isinstance(state_dict, Mapping):
+        raise TypeError(
+            f"load_state_dict takes the dict that state_dict() returns, not "
+            f"{type(state_dict).__name__}: lowbit.load_optimizer(opt, path) reads a file"
+        )
     state_dict = state_dict.copy()
     for hook in opt._optimizer_load_state_dict_pre_hooks.values():
         changed = hook(opt, state_dict)

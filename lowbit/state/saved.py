@@ -316,8 +316,12 @@ def _own_keys() -> re.Pattern[str]:
 
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:
     peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
+    if peer is None and "stream" in saved and all(is_own_key(name) for name in saved):
+        peer = "another optimizer of lowbit"
     origin = f"; it looks like the state of {peer}" if peer else ""
-    if peer in _READ and not is_lazy(saved):  # a lazy one came through load_optimizer already
+    if peer == "another optimizer of lowbit":
+        advice = "Build that one to load it, or start this one with fresh state"
+    elif peer in _READ and not is_lazy(saved):  # a lazy one came through load_optimizer already
         advice = (
             "Save it with torch.save, whole, and call lowbit.load_optimizer(opt, "
             "path), which reads it"

@@ -204,12 +204,32 @@ def test_a_name_of_bitsandbytes_is_there_or_says_what_to_write(name):
         ("Adamw", "AdamW"),
         ("param_group", "param_groups"),
         ("foo", None),
+        ("RAdam", None),  # another algorithm than Adam
         ("_AdamW", None),
     ],
 )
 def test_a_name_that_is_nearly_one_says_which(name, right):
     with pytest.raises(
         AttributeError,
-        match=f"no attribute '{name}'" + (f"; did you mean '{right}'" if right else "$"),
+        match=f"no attribute '{name}'"
+        + (f"; did you mean '{right}'" if right else "($|; of torch)"),
     ):
         getattr(lowbit, name)
+    if right:
+        with pytest.raises(ImportError, match=f"; did you mean '{right}'"):
+            exec(f"from lowbit import {name}")
+
+
+def test_a_name_of_torch_that_is_not_here_is_not_taken_for_another():
+    with pytest.raises(
+        AttributeError, match=r"'NAdam'; of torch.optim it has .*Adam, AdamW, .*SGD$"
+    ):
+        lowbit.NAdam  # noqa: B018
+
+
+def test_the_room_of_the_optimizers_says_where_they_are():
+    """bitsandbytes, torchao and torch have theirs in `optim`."""
+    for act in ("lowbit.optim.AdamW8bit", "from lowbit.optim import AdamW8bit"):
+        with pytest.raises((AttributeError, ImportError), match="write lowbit.AdamW8bit$"):
+            exec(act)
+    assert not hasattr(lowbit.optim, "nothing")

@@ -104,7 +104,7 @@ SENSELESS += [
     (
         f"{name} of {dtype}",
         {"param_format": name, "dtype": dtype},
-        f"is {dtype}, which param_format='{name}' does not store, but {stored}: convert the model",
+        f"is {dtype}, but param_format='{name}' is for {stored}: convert the model",
     )
     for name, dtype, stored in of_other_dtypes()
 ]

@@ -155,6 +155,18 @@ MISTAKES = {
         ValueError,
         r"not an optimizer's state dict: it holds 'param_groups' and no 'state'",
     ),
+    "a path for a state dict": (
+        lambda: build().load_state_dict("opt.pt"),
+        TypeError,
+        r"takes the dict that state_dict\(\) returns, not str: lowbit.load_optimizer\(opt, path\)",
+    ),
+    "the state of another optimizer": (
+        lambda: build().load_state_dict(
+            trained(lowbit.Lion(net().named_parameters())).state_dict()
+        ),
+        ValueError,
+        r"it has no exp_avg_sq; it looks like the state of another optimizer of lowbit.*Build that",
+    ),
     "an optimizer loaded after float32 weights": (
         load_after_float32_weights,
         UserWarning,
@@ -370,6 +382,36 @@ def test_a_whole_file_says_which_key(key, value, where):
 def test_a_shape_that_does_not_fit_is_named(make):
     with pytest.raises(ValueError, match=r"^parameter '1.weight': state\[2\]\['exp_avg"):
         load_other_shapes(make)
+
+
+@pytest.mark.parametrize("take", [lowbit.clip_grad_norm_, lowbit.clip_scale])
+def test_gradients_of_a_model_are_clipped_by_its_parameters(take):
+    with pytest.raises(TypeError, match=r"not a model \(Sequential\): pass model.parameters\(\)$"):
+        take(net(), 1.0)
+    weights = nn.ParameterList([nn.Parameter(torch.ones(3))])  # a list of them, though a module
+    take(weights, 1.0)
+
+
+@pytest.mark.parametrize("rounding", ["stochastic", "exact"])
+def test_the_gradients_of_a_model_are_accumulated(rounding):
+    with pytest.raises(
+        TypeError, match=r"^accumulate takes the model, not generator: lowbit\.accum"
+    ):
+        lowbit.accumulate(net().parameters(), rounding=rounding)
+
+
+@pytest.mark.parametrize(
+    "wrong, said",
+    [
+        ("kahan", "no parameter format is named 'kahan'; did you mean 'bfloat16_kahan'? "),
+        ("bfloat16_khan", "; did you mean 'bfloat16_kahan'? "),
+        ("autos", "; did you mean 'auto'? "),
+        ("zzz", "no parameter format is named 'zzz'; there are auto, nearest, float32, "),
+    ],
+)
+def test_formats_of_weights_that_are_meant(wrong, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        build(param_format=wrong)
 
 
 def test_fully_shard_after_the_optimizer_is_said(pool):
