@@ -52,8 +52,8 @@ def clip_grad_norm_(
 
     Returns:
         The norm of all gradients before clipping: a plain float32 tensor of no dimensions on the
-            first gradient's device.
-        (In torch it has the gradients' dtype, and is a DTensor if they are.)
+        first gradient's device. (In torch it has the gradients' dtype, and is a DTensor if they
+        are.)
 
     Raises:
         TypeError: `parameters` is a model.

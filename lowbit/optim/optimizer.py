@@ -161,13 +161,12 @@ class LowbitOptimizer(SteppingOptimizer):
         Returns:
             {"parameters": {name: entry}, "total": entry}, of the local shards. An entry has:
             `values`: the number of elements.
-            `bytes`: of each component: `parameter`, its `compensation`, `codes`, `scales`,
-                `full_precision`
-            state, `factors`, `numbers` and `other`; and `bytes_per_value`.
-            `states`: for each quantized state the share of values whose code is the lowest or
-                highest but 0
-            (`saturated`), the share that reads as 0 (`zero`), and the share of codes that occur
-            (`used`; in the total the mean).
+            `bytes`: of each component, which are `parameter`, its `compensation`, `codes`,
+                `scales`, `full_precision` state, `factors`, `numbers` and `other`; and
+                `bytes_per_value`.
+            `states`: for each quantized state the share of values whose code is the lowest or the
+                highest but 0 (`saturated`), the share that reads as 0 (`zero`), and the share of
+                codes that occur (`used`; in the total the mean).
             With `probe` a state also has `rms_error`, the root mean square of the storage error
             relative to that of the state, and `max_error`, the largest error relative to its value.
             The entry has `updates`, the share of weights that the same step in float32 changes, and
