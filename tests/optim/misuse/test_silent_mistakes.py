@@ -187,8 +187,8 @@ MISTAKES = {
         load_other_shapes,
         ValueError,
         (
-            r"^parameter '1.weight': state\[2\]\['exp_avg'\] has the local shape \(40, 64\), "
-            r"expected \(48, 64\)"
+            r"^parameter '1.weight': state\[2\]\['exp_avg'\] has the shape \(40, 64\), and here "
+            r"it is \(48, 64\): load a checkpoint of this model"
         ),
     ),
 }
