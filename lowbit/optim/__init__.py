@@ -9,8 +9,8 @@ from lowbit.config.hints import no_attribute
 
 
 def _missing(name: str) -> NoReturn:
-    """Says where an optimizer is for which someone looks here, where torch, bitsandbytes and torchao
-    have theirs.
+    """Says where an optimizer is for which someone looks here,
+    where torch, bitsandbytes and torchao have theirs.
     """
     if name in getattr(sys.modules["lowbit"], "__all__", ()):
         no_attribute(f"lowbit.optim has no {name}: write lowbit.{name}")

@@ -84,8 +84,8 @@ def _saved_tensor(
                 f"rank's part {entry.local}"
             )
             if sharding.is_sharded(p)
-            else f"{what} has the shape {shape}, and here it is {entry.local}: load a checkpoint of "
-            "this model, or load this one into the model that it was saved with"
+            else f"{what} has the shape {shape}, and here it is {entry.local}: load a checkpoint "
+            "of this model, or load this one into the model that it was saved with"
         )
     return SavedTensor(value, p, entry, what)
 

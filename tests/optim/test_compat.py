@@ -230,6 +230,6 @@ def test_a_name_of_torch_that_is_not_here_is_not_taken_for_another():
 def test_the_room_of_the_optimizers_says_where_they_are():
     """bitsandbytes, torchao and torch have theirs in `optim`."""
     for act in ("lowbit.optim.AdamW8bit", "from lowbit.optim import AdamW8bit"):
-        with pytest.raises((AttributeError, ImportError), match="write lowbit.AdamW8bit$"):
+        with pytest.raises((AttributeError, ImportError), match=r"write lowbit\.AdamW8bit$"):
             exec(act)
     assert not hasattr(lowbit.optim, "nothing")
