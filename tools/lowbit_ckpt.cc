@@ -1,6 +1,6 @@
 // lowbit-ckpt: checkpoints of PyTorch optimizers, without torch, without Python, and without
 // executing anything that is in them.
-#include <fmt/core.h>
+#include <fmt/format.h>
 
 #include <cerrno>
 #include <cstdio>
@@ -11,8 +11,8 @@
 #include "command/errors.h"
 #include "command/examples.h"
 #include "command/signals.h"
-#include "command/suggest.h"
 #include "command/version.h"
+#include "io/suggest.h"
 #include "io/text.h"
 
 namespace {
@@ -39,48 +39,62 @@ int ended(const lowbit::ckpt::Status& done) {
   return static_cast<int>(done.error().code);
 }
 
-/// What to say where the first argument is not a command; empty where it is one, or there is none.
-std::string unknown_command(const CLI::App& app) {
-  const std::vector<std::string> rest = app.remaining();
-  if (!app.get_subcommands().empty() || rest.empty() || rest.front().starts_with('-')) return "";
-  std::string names;
-  std::vector<std::string> all;
-  for (const CLI::App* command : app.get_subcommands([](const CLI::App* c) {
-         return !c->get_group().empty();  // `man` is for those who package it
-       })) {
-    names += (names.empty() ? "" : ", ") + command->get_name();
-    all.push_back(command->get_name());
-  }
-  if (rest.front() == "help")
-    return "there is no command help; lowbit-ckpt --help has the commands";
-  const std::string meant = lowbit::ckpt::nearest_word(rest.front(), all);
-  return fmt::format("there is no command {}; there are {}{}",
-                     lowbit::ckpt::printable(rest.front()), names,
-                     meant.empty() ? "" : "; did you mean " + meant + "?");
+/// The commands, without those that are for packagers.
+std::vector<std::string> command_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::App* command :
+       app.get_subcommands([](const CLI::App* c) { return !c->get_group().empty(); }))
+    names.push_back(command->get_name());
+  return names;
 }
 
-/// "; did you mean --world-size?" where an argument resembles an option of the command.
-std::string meant_option(const CLI::App& app) {
+/// What to say where the first argument is not a command; empty where it is one.
+std::string unknown_command(const CLI::App& app) {
+  const std::vector<std::string> rest = app.remaining(), names = command_names(app);
+  if (!app.get_subcommands().empty() || (!rest.empty() && rest.front().starts_with('-'))) return "";
+  if (rest.empty())
+    return fmt::format("a command is required: {}{}", fmt::join(names, ", "), help_for(app));
+  if (rest.front() == "help")
+    return "there is no command help; lowbit-ckpt --help has the commands";
+  return fmt::format("there is no command {}; there are {}{}",
+                     lowbit::ckpt::printable(rest.front()), fmt::join(names, ", "),
+                     lowbit::ckpt::did_you_mean(rest.front(), names));
+}
+
+/// What to say of arguments that the command, or the program before it, does not take.
+std::string unknown_argument(const CLI::App& app) {
   const auto chosen = app.get_subcommands();
-  const CLI::App& command = chosen.empty() ? app : *chosen.front();
+  const bool before = chosen.empty() || chosen.front()->remaining().empty();
+  const CLI::App& command = before ? app : *chosen.front();
   std::vector<std::string> known;
   for (const CLI::Option* option : command.get_options()) {
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
-  for (const std::string& word : command.remaining()) {
-    if (!word.starts_with("--")) continue;
+  const std::vector<std::string> rest = command.remaining();
+  for (const std::string& word : rest) {
+    if (!word.starts_with('-')) continue;
     const std::string name = word.substr(0, word.find('='));
-    if (const std::string meant = lowbit::ckpt::nearest_word(name, known); !meant.empty())
-      return "; did you mean " + meant + "?";
+    return fmt::format("{} no option {}{}", before ? "there is" : command.get_name() + " has",
+                       lowbit::ckpt::printable(name), lowbit::ckpt::did_you_mean(name, known));
   }
-  return "";
+  return fmt::format("{} has no place for '{}'", command.get_name(),
+                     rest.empty() ? "" : lowbit::ckpt::printable(rest.front()));
 }
 
-/// What CLI11 says, but of an option that is given twice.
-std::string said_of(const CLI::Error& error) {
+/// What CLI11 says, but of unknown arguments, and of an option that is given twice or without its
+/// value.
+std::string said_of(const CLI::App& app, const CLI::Error& error) {
   const std::string text = error.what();
-  const size_t twice = text.find(": At Most 1 required but received ");
-  return twice == std::string::npos ? text : text.substr(0, twice) + " is given more than once";
+  const bool no_command = app.get_subcommands().empty() && !app.remaining().empty();
+  if (no_command || error.get_exit_code() == static_cast<int>(CLI::ExitCodes::ExtrasError))
+    return unknown_argument(app);
+  if (const size_t twice = text.find(": At Most 1 required but received ");
+      twice != std::string::npos)
+    return text.substr(0, twice) + " is given more than once";
+  const size_t without = text.find(": 1 required "), end = text.rfind(" missing");
+  if (without == std::string::npos || end == std::string::npos) return text;
+  const size_t type = without + std::strlen(": 1 required ");
+  return text.substr(0, without) + " lacks its " + text.substr(type, end - type);
 }
 
 }  // namespace
@@ -91,14 +105,18 @@ int main(int argc, char** argv) {
       "Inspect, verify, convert, reshard and compare checkpoints of PyTorch optimizers. No file is "
       "ever executed.",
       "lowbit-ckpt");
-  app.set_version_flag("--version", version_text());
+  app.set_version_flag("--version", version_text(), "Print the version and exit");
+  app.get_formatter()->label("SUBCOMMAND", "COMMAND");
+  app.get_formatter()->label("Positionals", "Arguments");
   app.require_subcommand(1);
   std::function<Status()> chosen;
   for (const AddCommand add :
        {add_inspect, add_verify, add_convert, add_reshard, add_diff, add_completion, add_man})
     add(app, chosen);
-  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; }))
+  for (CLI::App* command : app.get_subcommands([](CLI::App*) { return true; })) {
     command->footer(examples_text(app, command->get_name()));
+    if (!command->get_group().empty()) command->group("Commands");
+  }
   app.footer(
       examples_text(app, "") +
       "\nlowbit-ckpt COMMAND --help has the options and more examples.\n"
@@ -106,7 +124,7 @@ int main(int argc, char** argv) {
   app.failure_message([&app](const CLI::App*, const CLI::Error& error) {
     const std::string known = unknown_command(app);
     return fmt::format("lowbit-ckpt: {}\n",
-                       known.empty() ? said_of(error) + meant_option(app) + help_for(app) : known);
+                       known.empty() ? said_of(app, error) + help_for(app) : known);
   });
   try {
     app.parse(argc, argv);

@@ -23,7 +23,7 @@ def help_of(*command: str) -> str:
 def page(help_of: Callable[..., str] = help_of) -> str:
     """The whole page."""
     first = help_of()
-    commands = [(name, what) for name, what in _entries(first, "Subcommands")]
+    commands = [(name, what) for name, what in _entries(first, "Commands")]
     (codes,) = re.findall(r"^Exit codes: (.*)\.$", first, re.M)
     lines = [
         "# Options of lowbit-ckpt",
@@ -51,7 +51,7 @@ def page(help_of: Callable[..., str] = help_of) -> str:
 def _section(name: str, text: str) -> list[str]:
     """A command's heading, its arguments and options, and its examples."""
     (usage,) = re.findall(r"^Usage: (.*)$", text, re.M)
-    entries = [*_entries(text, "Positionals"), *_entries(text, "Options")]
+    entries = [*_entries(text, "Arguments"), *_entries(text, "Options")]
     shown = [
         (f"`{said.removesuffix(' REQUIRED')}`", what)
         for said, what in entries

@@ -311,7 +311,7 @@ def test_parts_of_different_conversions_do_not_mix(trained):
     }
     checkpoint.convert(trained, "out", part=(0, 2), **options)
     for change in ({"seed": 1}, {"full_precision": ["1.weight"]}, {"world_size": 2}):
-        with pytest.raises(checkpoint.CheckpointError, match=r"another plan|fits no parameter"):
+        with pytest.raises(checkpoint.CheckpointError, match=r"another plan|matches no parameter"):
             checkpoint.convert(trained, "out", part=(1, 2), **{**options, **change})
     assert checkpoint.convert(trained, "out", part=(1, 2), **options)["published"]
 

@@ -149,7 +149,7 @@ def test_options_in_errors_are_arguments(gan, tmp_path):
             {"state_format": "8bit"},
             "state_format=, block= and full_precision= say how the target of to= keeps",
         ),
-        ({"include": ["x"]}, "include='x' fits nothing"),
+        ({"include": ["x"]}, "include='x' matches nothing"),
         ({"world_size": 2}, "leave it out, or take container='dcp'"),
         ({"to": "lowbit", "keep": True}, "keep=True"),
         (

@@ -118,7 +118,7 @@ def test_a_pattern_that_fits_nothing_is_a_mistake(saved, tmp_path, command):
         "reshard": [tmp_path / "out", "--world-size", 2],
     }
     done = run(command, saved / "adam", *more.get(command, []), "--include", "exp_avgs", code=2)
-    assert "'exp_avgs' fits nothing" in done.stderr
+    assert "'exp_avgs' matches nothing" in done.stderr
 
 
 def test_patterns_are_names_that_inspect_shows(saved, tmp_path):
@@ -171,7 +171,7 @@ def test_options_that_would_do_nothing_are_refused(saved, tmp_path):
         (["--model", saved / "adam.pt"], "--to"),
         (["--to", "lowbit", "--weights", "bfloat16", "--seed", 3], "bfloat16_stochastic"),
         (["--to", "lowbit", "--container", "torch", "--world-size", 2], "--world-size"),
-        (["--to", "lowbit", "--full-precision", "*embed*"], "fits no parameter"),
+        (["--to", "lowbit", "--full-precision", "*embed*"], "matches no parameter"),
     ]:
         assert why in run("convert", saved / "adam", tmp_path / "out", *options, code=2).stderr
     assert not os.listdir(tmp_path)
@@ -245,9 +245,19 @@ def test_typing_mistakes_are_one_line_that_goes_on(saved):
     for arguments, wanted in [
         ([], "lowbit-ckpt --help"),
         (["inspct", "x"], "no command inspct; there are inspect, verify"),
+        ([], "a command is required: inspect, verify, "),
         (["inspect"], "lowbit-ckpt inspect --help"),
-        (["inspect", "x", "--jsn"], "--jsn"),
-        (["verify", "x", "--threads", "0"], "--threads"),
+        (["inspect", "x", "--jsn"], "inspect has no option --jsn; did you mean --json?; "),
+        (["inspect", "x", "y"], "inspect has no place for 'y'; "),
+        (["inspect", "x", "--world-size", "3"], "inspect has no option --world-size; lowbit"),
+        (["--jsn", "inspect", "x"], "there is no option --jsn; "),
+        (["inspect", "x", "--html"], "--html lacks its FILE; "),
+        (
+            ["verify", "x", "--threads", "0"],
+            "--threads: takes a whole number from 1 to 256, not '0'",
+        ),
+        (["completion", "tcsh"], "SHELL: is bash, zsh or fish, not 'tcsh'; "),
+        (["convert", "x", "y", "--to", "tourch"], "; did you mean torch?"),
     ]:
         said = run(*arguments, code=2).stderr
         assert said.startswith("lowbit-ckpt: ") and said.count("\n") == 1 and wanted in said
@@ -475,6 +485,12 @@ def test_words_that_other_programs_take(saved, tmp_path):
     for number in ("5%", "abc", "nan", ""):
         said = run("diff", saved / "adam", saved / "adam", "--tolerance", number, code=2).stderr
         assert f"--tolerance: takes a number from 0 on, such as 0.02, not '{number}'" in said
+
+
+def test_a_preset_that_is_nearly_one_says_which(saved, tmp_path):
+    wrong = ["--to", "lowbit", "--state-format", "8bits"]
+    said = run("convert", saved / "adam", tmp_path / "out", *wrong, code=2).stderr
+    assert said.endswith("float32; did you mean 8bit?\n"), said
 
 
 def test_verify_of_nothing_is_a_mistake(saved):

@@ -38,7 +38,7 @@ def chosen(path, pattern):
     try:
         report = checkpoint.inspect(path, include=[pattern])
     except checkpoint.CheckpointError as error:
-        assert "fits nothing" in str(error), error
+        assert "matches nothing" in str(error), error
         return []
     return sorted(tensor["name"] for tensor in report["tensors"])
 

@@ -40,7 +40,7 @@ def run(*arguments, code=0, cwd=None):
 def commands():
     """Names of the subcommands, as --help has them."""
     text = run("--help")
-    return re.findall(r"^  ([a-z]+) ", text[text.index("Subcommands:") :], re.M)
+    return re.findall(r"^  ([a-z]+) ", text[text.index("Commands:") :], re.M)
 
 
 def options(command):

@@ -279,7 +279,7 @@ def test_groups_of_several_optimizers_and_of_other_steps(tmp_path):
     assert [float(made["state"][n]["step"]) for n in (*first, *second)] == [4, 3, 7]
     # Group 1 is of the first optimizer, which has no bias.
     error = converted(source, tmp_path / "out.pt", "--group", "1=*.bias", "--force", code=2)
-    assert "fits no parameter of that group's optimizer, chained_0" in error
+    assert "matches no parameter of that group's optimizer, chained_0" in error
 
 
 def test_two_counts_of_steps_are_refused(tmp_path):
@@ -302,7 +302,7 @@ def test_groups_that_cannot_be(tmp_path):
         ("*.bias", source, "takes N=PATTERN"),
         ("1=", source, "takes N=PATTERN"),
         ("2=*.bias", source, "names a group that is not there: common.pt has 0, 1"),
-        ("1=*.beta", source, "fits no parameter"),
+        ("1=*.beta", source, "matches no parameter"),
         ("2=*.bias", more, "more than one of them has no pattern"),
     ):
         assert text in converted(of, out, "--group", given, code=2)

@@ -5,6 +5,7 @@
 
 #include "command/command.h"
 #include "command/outline.h"
+#include "io/text.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -187,7 +188,12 @@ void add_completion(CLI::App& app, std::function<Status()>& chosen) {
   command->add_option("SHELL", *shell, "bash, zsh or fish")
       ->required()
       ->option_text("REQUIRED")
-      ->check(CLI::IsMember({"bash", "zsh", "fish"}));
+      ->check(CLI::Validator(
+          [](const std::string& text) {
+            const bool known = text == "bash" || text == "zsh" || text == "fish";
+            return known ? "" : "is bash, zsh or fish, not '" + printable(text) + "'";
+          },
+          "{bash,zsh,fish}"));  // outline.h reads the choices from here
   command->callback([shell, &app, &chosen] {
     chosen = [shell, &app] {
       const Outline all = outline(app);

@@ -141,7 +141,7 @@ void add_state(CLI::App& command, ConvertOptions& options) {
           "takes the dialect's default")
       ->type_name("FORMAT");
   command.add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
-      ->check(CLI::Range(int64_t{32}, int64_t{2048}).description(""))
+      ->check(whole_number(32, 2048))
       ->type_name("N");
   command
       .add_option("--full-precision", options.wanted.full_precision,
@@ -176,7 +176,7 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   command
       ->add_option("--world-size", given->ranks,
                    "Ranks of a directory, 1 to 65536; by default as many as SOURCE has")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}).description(""))
+      ->check(whole_number(1, 65536))
       ->type_name("N");
   command->add_flag("--keep", options.wanted.keep, "Fail rather than round or requantize");
   command->add_flag("--lossy", options.wanted.lossy,

@@ -101,6 +101,19 @@ int default_threads() {
   return static_cast<int>(std::clamp(std::thread::hardware_concurrency(), 1u, 8u));
 }
 
+CLI::Validator whole_number(int64_t least, int64_t most) {
+  return {[least, most](const std::string& text) {
+            int64_t number = 0;
+            const char* end = text.data() + text.size();
+            const auto read = std::from_chars(text.data(), end, number);
+            if (read.ec == std::errc() && read.ptr == end && number >= least && number <= most)
+              return std::string();
+            return fmt::format("takes a whole number from {} to {}, not '{}'", least, most,
+                               printable(text));
+          },
+          ""};
+}
+
 void add_selection(CLI::App& command, Selection& selection) {
   command
       .add_option("--include", selection.include,
@@ -122,7 +135,7 @@ void WriteArguments::add(CLI::App& command, WriteOptions& options) {
                   "that was killed")
       ->type_name("I/N");
   command.add_option("--threads", threads, "Threads that read and write, 1 to 256")
-      ->check(CLI::Range(1, 256).description(""))
+      ->check(whole_number(1, 256))
       ->type_name("N")
       ->capture_default_str();
   command

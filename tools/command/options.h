@@ -19,6 +19,9 @@ std::string counted(uint64_t count, const char* noun);
 /// How many threads are used where nobody says: as many as the machine has, at most 8.
 int default_threads();
 
+/// A check that an option is a whole number within bounds.
+CLI::Validator whole_number(int64_t least, int64_t most);
+
 void add_selection(CLI::App& command, Selection& selection);
 
 /// --part, --threads, --memory-limit and --force.

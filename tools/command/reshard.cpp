@@ -64,7 +64,7 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
           "--world-size", given->ranks,
           "Number of ranks, 1 to 65536; rows are cut into parts of ceil(rows / N), as FSDP2 "
           "does")
-      ->check(CLI::Range(int64_t{1}, int64_t{65536}).description(""))
+      ->check(whole_number(1, 65536))
       ->type_name("N");
   command->add_option("--mesh", given->mesh, "Ranks along each dimension of a mesh, such as 2x2")
       ->type_name("NxM");

@@ -56,7 +56,7 @@ void add_verify(CLI::App& app, std::function<Status()>& chosen) {
                     "Warn about opaque objects instead of failing");
   given->options.threads = default_threads();
   command->add_option("--threads", given->options.threads, "Threads that read, 1 to 256")
-      ->check(CLI::Range(1, 256).description(""))
+      ->check(whole_number(1, 256))
       ->type_name("N")
       ->capture_default_str();
   add_selection(*command, given->options.select);

@@ -22,6 +22,7 @@
 #include "dialect/tree/left_out.h"
 #include "dialect/tree/model_order.h"
 #include "dialect/tree/number_keys.h"
+#include "io/suggest.h"
 #include "io/text.h"
 #include "pipeline/commands.h"
 #include "pipeline/part.h"
@@ -81,7 +82,7 @@ Json states_of(const DialectReport& report, bool dry_run) {
   return states;
 }
 
-/// A pattern that fits no parameter is a typing mistake.
+/// A pattern that matches no parameter is a typing mistake.
 Status check_full_precision(const Model& model, const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
     const bool fits = std::any_of(model.params.begin(), model.params.end(),
@@ -89,7 +90,7 @@ Status check_full_precision(const Model& model, const std::vector<std::string>& 
     const bool named = std::any_of(model.params.begin(), model.params.end(),
                                    [](const Param& p) { return !p.name.empty(); });
     if (!fits)
-      return usage("--full-precision '" + printable(pattern) + "' fits no parameter" +
+      return usage("--full-precision '" + printable(pattern) + "' matches no parameter" +
                    (named ? "" : ": they are numbered in this checkpoint, and have no names"));
   }
   return fine();
@@ -109,8 +110,8 @@ Status check_paths(const Document& document) {
 Result<const Dialect*> dialect_named(const std::string& said) {
   const Dialect* found = said.empty() ? nullptr : find_dialect(said);
   if (said.empty() || found != nullptr) return found;
-  return usage(fmt::format("no dialect is named {}; there are {}", printable(said),
-                           fmt::join(dialect_names(), ", ")));
+  return usage(fmt::format("no dialect is named {}; there are {}{}", printable(said),
+                           fmt::join(dialect_names(), ", "), did_you_mean(said, dialect_names())));
 }
 
 /// Options that make no sense together.

@@ -292,8 +292,8 @@ Status check_selection(const std::vector<std::string>& names, const Selection& s
       return glob_matches(pattern, name);
     });
     if (!found)
-      return Error{Exit::kUsage, "--include '" + printable(pattern) +
-                                     "' fits nothing in the checkpoint; inspect lists its names"};
+      return usage("--include '" + printable(pattern) +
+                   "' matches nothing in the checkpoint; inspect lists its names");
   }
   return fine();
 }

@@ -231,7 +231,7 @@ Status check_members(const std::map<std::string, std::vector<MegatronGroup>>& gr
         std::any_of(names->second.begin(), names->second.end(),
                     [&](const std::string& name) { return name_fits(name, {member->pattern}); });
     if (!fits)
-      return usage(what + "fits no parameter" +
+      return usage(what + "matches no parameter" +
                    (groups.size() > 1 ? " of that group's optimizer, chained_" + *chain : ""));
   }
   return fine();

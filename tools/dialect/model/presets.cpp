@@ -2,6 +2,7 @@
 
 #include "core/layout.h"
 #include "dialect/model/formats.h"
+#include "io/suggest.h"
 #include "io/text.h"
 #include "policy/presets.h"
 
@@ -29,7 +30,7 @@ Result<StateSpec> spec_of(const std::string& state_format, bool is_signed, int64
     std::string all;
     for (const std::string& name : preset_names()) all += (all.empty() ? "" : ", ") + name;
     return usage("no preset and no state format is named " + printable(state_format) +
-                 "; presets are " + all);
+                 "; presets are " + all + did_you_mean(state_format, preset_names()));
   }
   StateSpec spec = *said;
   if (spec.factored()) {

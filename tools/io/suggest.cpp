@@ -1,4 +1,4 @@
-#include "command/suggest.h"
+#include "io/suggest.h"
 
 #include <algorithm>
 
@@ -35,6 +35,11 @@ std::string nearest_word(const std::string& word, const std::vector<std::string>
     if (d < least) least = d, best = candidate;
   }
   return best;
+}
+
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known) {
+  const std::string meant = nearest_word(word, known);
+  return meant.empty() ? "" : "; did you mean " + meant + "?";
 }
 
 }  // namespace lowbit::ckpt

@@ -10,4 +10,7 @@ namespace lowbit::ckpt {
 /// swapped; empty where none is near.
 std::string nearest_word(const std::string& word, const std::vector<std::string>& known);
 
+/// "; did you mean --world-size?" where a word is near, else empty.
+std::string did_you_mean(const std::string& word, const std::vector<std::string>& known);
+
 }  // namespace lowbit::ckpt
