@@ -59,8 +59,8 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
         return None
     if "whole" in marks_of(collection_path) and not (WHOLE or named(collection_path, config)):
         return True
-    if chosen == "product":
-        return "product" not in marks_of(collection_path) or None
+    if chosen in KINDS:  # -m slow: what has no such mark is not imported, in any of the workers
+        return chosen not in marks_of(collection_path) or None
     return LEFT_OUT.get(chosen, "no mark") in marks_of(collection_path) or None
 
 
