@@ -63,8 +63,8 @@ def test_a_module_that_hides_one_of_the_standard_library(tree):
     (tree / "profile.py").write_text("raise ImportError('this is not the profiler')\n")
     copied = '"pyproject.toml")'
     plant(tree / "bench" / "gpu" / "stages.py", copied, f'"profile.py", {copied}')
-    code, statuses, _, _ = rehearse(tree, "speed")
-    assert code == 1 and statuses["bench-step"] == "failed"
+    code, statuses, page, _ = rehearse(tree, "train")
+    assert code == 1 and statuses["train"] == "failed" and "this is not the profiler" in page
 
 
 def test_a_wrong_keyword_in_a_test_of_kernels_and_a_contestant_that_raises(tree):
@@ -72,11 +72,11 @@ def test_a_wrong_keyword_in_a_test_of_kernels_and_a_contestant_that_raises(tree)
     plant(
         tree / "tests" / "cuda" / "test_cuda.py", "coded(), **where)", "coded(), rows=1, **where)"
     )
-    given = '{"state_format": "log8"}'
-    plant(tree / "bench" / "contestants" / "ours.py", given, given.replace("format", "fromat"))
-    code, statuses, page, _ = rehearse(tree, "bits", "speed")
+    given = 'state_format="4bit"'
+    plant(tree / "bench" / "speed" / "training.py", given, given.replace("format", "fromat"))
+    code, statuses, page, _ = rehearse(tree, "bits", "train")
     assert code == 1 and statuses["cuda-tests"] == "failed" and "unexpected keyword" in page
-    assert statuses["kernels"] == "failed" and "state_fromat" in page
+    assert statuses["train"] == "failed" and "state_fromat" in page
 
 
 def test_a_wheel_is_installed_apart_and_the_sources_are_not_seen(tmp_path):
