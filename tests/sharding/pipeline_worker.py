@@ -30,7 +30,8 @@ sys.path.insert(0, str(RECIPES))
 import pipeline
 import toy
 
-HALF, ALL, DEPTH = 3, 6, 4
+HALF, ALL, DEPTH = 2, 4, 4
+SIZE = 8  # sequences in a batch: 2 in each micro-batch
 # Far below the norms, so that every step depends on the gradients of all stages.
 MAX_NORM = 0.01
 RULES = {
@@ -58,7 +59,7 @@ class Run:
     def advance(self, begin: int, end: int) -> None:
         """Every shard of a stage has the same data: the mean is exact."""
         for step in range(begin, end):
-            loss = pipeline.train_step(self.schedule, self.part, toy.batch(step))
+            loss = pipeline.train_step(self.schedule, self.part, toy.batch(step, size=SIZE))
             assert (loss is not None) == hasattr(self.part, "head")
             norm = lowbit.clip_grad_norm_(self.part.parameters(), MAX_NORM, group=self.group)
             assert norm > 10 * MAX_NORM
