@@ -379,6 +379,10 @@ def patched(package, name, folder):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert changed and "offset" not in done.stdout, done.stdout
+    if sys.pycache_prefix:  # the bytecode of links is that of what they lead to; nobody writes it
+        compiled = pathlib.Path(sys.pycache_prefix + str(copy))
+        compiled.parent.mkdir(parents=True, exist_ok=True)
+        compiled.symlink_to(sys.pycache_prefix + found)
     return copy
 
 
