@@ -68,13 +68,18 @@ def test_every_pair_is_loaded():
     assert len({(source, name) for _, source, name in cells}) == wrappers * formats
 
 
+@pytest.fixture(scope="module")
+def more_formats(pool):
+    """The folder where a single process saved them."""
+    assert wrong(pool, "single", wrappers_worker.train, "more", pool.folder) == []
+    return pool.folder
+
+
 @pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat", "TP x FSDP 2x2 row"])
-def test_more_formats(pool, wrapper):
+def test_more_formats(pool, more_formats, wrapper):
     """10 steps equal, and 10 more from what a single process saved."""
-    folder = pool.folder
-    assert wrong(pool, "single", wrappers_worker.train, "more", folder) == []
-    assert wrong(pool, wrapper, wrappers_worker.train, "more", folder) == []
-    assert wrong(pool, wrapper, wrappers_worker.resume, "more", ["single"], folder) == []
+    assert wrong(pool, wrapper, wrappers_worker.train, "more", more_formats) == []
+    assert wrong(pool, wrapper, wrappers_worker.resume, "more", ["single"], more_formats) == []
 
 
 @pytest.mark.parametrize("what", placements_worker.REFUSED_BY_TORCH)

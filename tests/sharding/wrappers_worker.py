@@ -35,7 +35,7 @@ UNITS = {
 REAL_UNITS = {
     **UNITS,
     "a": {"square": (896, 896), "vector": (1000,)},
-    "b": {"wide": (2880, 1408), "odd": (1000, 77)},
+    "b": {"wide": (1440, 1408), "odd": (1000, 77)},
 }
 FORMATS = {
     "8bit": lambda p: lowbit.AdamW(p, lr=1e-2, seed=5),
