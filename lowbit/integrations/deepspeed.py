@@ -41,20 +41,25 @@ def initialize(*args: Any, export: str | None = None, **keywords: Any) -> tuple[
     return made
 
 
-_waiting: weakref.WeakSet[LowbitOptimizer] = weakref.WeakSet()
+# `export` of each optimizer that waits.
+_waiting: weakref.WeakKeyDictionary[LowbitOptimizer, str | None] = weakref.WeakKeyDictionary()
 
 
-def bind_when_initialized(opt: LowbitOptimizer) -> None:
+def bind_when_initialized(opt: LowbitOptimizer, *, export: str | None = None) -> None:
     """Makes `deepspeed.initialize` bind an optimizer when it is called with it as `optimizer=`.
 
     For programs that call `deepspeed.initialize` themselves and load a checkpoint right after it,
     before any code of the user's runs, as Trainer does. From then on `deepspeed.initialize` is
     lowbit's wrapper, which ignores other optimizers. It raises RuntimeError for one that replaces
     lowbit's, as accelerate does under offload.
+
+    Args:
+        opt: the optimizer.
+        export: as in `bind`.
     """
     import deepspeed
 
-    _waiting.add(opt)
+    _waiting[opt] = export
     initialize_only = deepspeed.initialize
     if hasattr(initialize_only, "binds_waiting"):
         return
@@ -67,8 +72,7 @@ def bind_when_initialized(opt: LowbitOptimizer) -> None:
         _check_not_replaced(given)
         made: tuple[Any, ...] = initialize_only(*args, **keywords)
         if isinstance(given, LowbitOptimizer) and given in _waiting:
-            _waiting.discard(given)
-            bind(made[0])
+            bind(made[0], export=_waiting.pop(given))
         return made
 
     initialize_and_bind.binds_waiting = True  # type: ignore[attr-defined]

@@ -42,7 +42,8 @@ def optimizer(
     by a format of their own or because the optimizer has a `rank`, are groups of their own; a
     schedule in `scheduler.pt` was saved with as many groups, or does not load. MuonWithAdamW has
     groups of its own too, as `lowbit.muon_param_groups` makes them. Under FSDP1 the optimizer is
-    bound to the model with `export="fp32"`, under DeepSpeed to the engine.
+    bound to the model with `export="fp32"`, under DeepSpeed to the engine with the `export` of
+    `options`.
 
     Args:
         args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW
@@ -51,7 +52,8 @@ def optimizer(
             `lr_scheduler_type="constant"`.
         name: a class of lowbit; "AdamW" by default.
         options: further arguments of that class (`state_format="4bit"`, `seed=1`), which replace
-            those of `args`; and `embeddings` and `heads` of `lowbit.param_groups`.
+            those of `args`; `embeddings` and `heads` of `lowbit.param_groups`; and under DeepSpeed
+            `export` of `lowbit.integrations.deepspeed.bind`.
 
     Returns:
         (factory, arguments), as `Trainer` takes them.
@@ -259,11 +261,18 @@ def build(
     weight_decay: float,
     embeddings: StateFormat | None = None,
     heads: StateFormat | None = None,
+    export: str | None = None,
     **options: Any,
 ) -> LowbitOptimizer:
     """The optimizer of a model, with the groups of `Trainer`, which its schedule counts, plus
     groups for embeddings and heads that differ from the rest, and for matrices that Muon steps.
     """
+    under_deepspeed = deepspeed_config() is not None
+    if export is not None and not under_deepspeed:
+        raise ValueError(
+            f"export={export!r} is an option under DeepSpeed, of which no configuration is active: "
+            "leave it out. Under FSDP1 float32 moments are saved in any case"
+        )
     muon = isinstance(cls, type) and issubclass(cls, lowbit.MuonWithAdamW)
     parts_of = lowbit.muon_param_groups if muon else lowbit.param_groups
     adamw_decay = options.get("adamw_weight_decay") if muon else None
@@ -299,8 +308,8 @@ def build(
     opt.numbered_groups = [
         [name for name in trained if (name in decayed) == decays] for decays in (True, False)
     ]
-    if deepspeed_config() is not None:
-        bind_when_initialized(opt)
+    if under_deepspeed:
+        bind_when_initialized(opt, export=export)
     if any(sharding.is_flat(p) for group in groups for p in group["params"]):
         lowbit.fsdp1.bind(model, opt, export="fp32")  # Trainer saves by FSDP.optim_state_dict
     return opt

@@ -160,7 +160,8 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
         raise ValueError(
             f"{what} is {dtype}, but param_format={param_format!r} is for {stored}: "
             f"convert the model to {stored}, or leave param_format out. If the model was {stored}, "
-            "a framework has converted it, as Accelerate's mixed_precision does under FSDP"
+            "a framework has converted it, as Accelerate's mixed_precision does under FSDP, or "
+            "steps float32 copies, as DeepSpeed does in stage 0 under bf16 and fp16"
         )
     if by_dtype:
         return f"{dtype}_stochastic" if param_format == "auto" and dtype != "float32" else dtype

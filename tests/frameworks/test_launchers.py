@@ -89,6 +89,16 @@ def test_options_in_text_that_are_none_are_refused(tmp_path, text):
         from_optim_args(launchers.arguments(tmp_path, optim_args=text))
 
 
+def test_an_export_without_deepspeed_is_refused(tmp_path):
+    """Nothing would bind the optimizer with it."""
+    need_package("transformers")
+    from lowbit.integrations.transformers import from_optim_args
+
+    factory, options = from_optim_args(launchers.arguments(tmp_path, optim_args="export=fp32"))
+    with pytest.raises(ValueError, match="export='fp32' is an option under DeepSpeed"):
+        factory()(torch.nn.Linear(4, 4), **options)
+
+
 @pytest.mark.parametrize("name", ["cls", "args", "model"])
 def test_names_of_the_factory_are_no_options_in_text(tmp_path, name):
     need_package("transformers")

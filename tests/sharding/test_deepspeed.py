@@ -44,7 +44,7 @@ def test_initialize_binds_what_waits_and_refuses_what_replaces_it(by_place):
         mock.patch.dict(sys.modules, deepspeed=theirs),
         mock.patch.object(deepspeed, "bind") as bind,
     ):
-        deepspeed.bind_when_initialized(opt)
+        deepspeed.bind_when_initialized(opt, export="fp32")
 
         def called(optimizer):
             if by_place:
@@ -56,7 +56,19 @@ def test_initialize_binds_what_waits_and_refuses_what_replaces_it(by_place):
         called(torch.optim.SGD(torch.nn.Linear(2, 2).parameters()))
         assert not bind.called
         engine, _ = called(opt)
-        bind.assert_called_once_with(engine)
+        bind.assert_called_once_with(engine, export="fp32")
+
+
+def test_float32_copies_of_16_bit_weights_are_named():
+    """As stage 0 under bf16 makes them, and steps them in deepspeed.initialize."""
+    model = torch.nn.Linear(64, 64, bias=False).bfloat16()
+    opt = lowbit.AdamW(model.named_parameters(), param_format="bfloat16_kahan")
+    copies = [p.detach().float().requires_grad_() for p in model.parameters()]
+    for p in copies:
+        p.grad = torch.zeros_like(p)
+    opt.param_groups[0]["params"] = copies
+    with pytest.raises(ValueError, match=r"bfloat16_kahan.*copies, as DeepSpeed does in stage 0"):
+        opt.step()
 
 
 def test_stages_1_and_2_step_one_group_of_flat_partitions_at_a_time():
