@@ -68,6 +68,10 @@ struct Value {
   static Value tuple(std::vector<Value> v) { return {.kind = Kind::kTuple, .items = std::move(v)}; }
 
   bool is(Kind k) const { return kind == k; }
+  /// Whether it is True, or a number that is not 0.
+  bool is_on() const {
+    return is(Kind::kFloat) ? real != 0 : (is(Kind::kBool) || is(Kind::kInt)) && integer != 0;
+  }
   /// Whether it is an opaque object, or holds one. Only arrays of numpy among them can be written.
   bool is_opaque() const;
   /// Whether it is opaque by arrays of numpy alone.

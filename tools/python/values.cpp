@@ -157,13 +157,8 @@ Object to_python(const Model& model) {
   out.set("root", to_python(model.root));
   out.set("flattened", boolean(model.flattened));
   out.set("warnings", std::move(warnings).done());
-  const std::string other = other_rule_of(model);
-  const std::string refusal =
-      model.refusal.empty() && !other.empty()
-          ? "its optimizer is " + other +
-                ", and no optimizer of lowbit takes its step: continue with that "
-                "optimizer, or start a new one from the weights"
-          : model.refusal;
+  const std::string& refusal =
+      model.refusal.empty() ? refusal_of_rule(model, "lowbit") : model.refusal;
   out.set("refusal", text(printable(refusal)));
   out.set("params", std::move(params).done());
   out.set("groups", std::move(groups).done());

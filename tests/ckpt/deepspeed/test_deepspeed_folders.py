@@ -187,10 +187,24 @@ def test_deepspeed_s_adam_keeps_its_mathematics(tmp_path, kind):
 def test_a_decay_that_no_file_tells_is_warned_of(tmp_path, config):
     """The configuration is a path, or the optimizer is the user's own."""
     folder = own_adam(tmp_path, "zero 2", config)
-    done = run("convert", folder, tmp_path / "x.pt", "--to", "torch")
-    assert "adam_w_mode" in done.stdout + done.stderr
+    for to in ("torch", "lowbit"):
+        said = run("convert", folder, tmp_path / f"{to}.pt", "--to", to).stderr
+        assert "adam_w_mode" in said and said.count("warning: ") == 1, said
     done = run("convert", write("zero 2", tmp_path / "torch"), tmp_path / "y.pt", "--to", "torch")
     assert "adam_w_mode" not in done.stdout + done.stderr
+
+
+def test_only_files_of_the_state_s_name_are_the_state(tmp_path):
+    """A copy beside it is another state, and what the system made is none."""
+    folder = write("universal 1", tmp_path / "step")
+    (folder / "zero" / ".DS_Store").touch()
+    (folder / "zero" / "a.weight" / "._exp_avg.pt").touch()
+    check_same(converted(folder), small_run())
+    for name in ("a.weight", "b.weight"):
+        file = folder / "zero" / name / "exp_avg.pt"
+        file.rename(file.with_name("exp_avg.old.pt"))
+    error = run("convert", folder, tmp_path / "x.pt", "--to", "lowbit", code=3).stderr
+    assert "exp_avg.old" in error
 
 
 @pytest.mark.parametrize("stage", [1, 2])

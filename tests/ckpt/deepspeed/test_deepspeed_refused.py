@@ -10,8 +10,10 @@ import torch
 from tests.ckpt.deepspeed.folders import edited, optimizer, write
 from tests.support.files.deepspeed import (
     fragment_address,
+    model_states,
     optimizer_states,
     rank_file,
+    save,
     small_run,
 )
 from tests.support.peers.files import need_tool, run
@@ -27,6 +29,13 @@ def set_fragment(content, numel, start):
 
 def reshape(content):
     content["param_shapes"][0]["a.weight"] = torch.Size([33, 18])
+
+
+def of_two_ranks(folder, change):
+    """Names and shapes of a second rank that shares tensors with the first."""
+    content = model_states(small_run(), 1, 3)
+    change(content)
+    save(content, folder / "mp_rank_01_model_states.pt")
 
 
 EDITS = {
@@ -337,6 +346,19 @@ FILES = {
         "universal 1",
         lambda f: shutil.copytree(f / "zero" / "s", f / "zero" / "t"),
         "zero/t is of no parameter",
+    ),
+    "a moment is not of its weight": (
+        "universal 1",
+        lambda f: (
+            of_two_ranks(f, lambda c: None),
+            save({"param": torch.zeros(3, 4)}, f / "zero" / "a.weight" / "exp_avg.pt"),
+        ),
+        "exp_avg.pt: has the shape .3, 4., and fp32.pt says .33, 17.",
+    ),
+    "a parameter in two groups": (
+        "universal 1",
+        lambda f: of_two_ranks(f, lambda c: c["param_shapes"].reverse()),
+        "mp_rank_01_model_states.pt: has s in group 0, others in group 1",
     ),
     "no model beside it": (
         "universal 1",

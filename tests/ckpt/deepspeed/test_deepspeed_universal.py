@@ -99,6 +99,18 @@ def test_tensors_beside_the_weights_of_another_checkpoint_are_kept(tmp_path):
         assert all(torch.equal(made[key], t) for key, t in weights.items())
 
 
+def test_records_of_another_save_are_not_kept(tmp_path):
+    """What DeepSpeed writes for itself is said of the new folder."""
+    shapes = [{"x": torch.ones(2)}]
+    theirs = {"param_shapes": shapes, "dp_world_size": 0, "shared_params": {"t": "w"}, "mine": 5}
+    torch.save(plain(deepspeed=theirs), tmp_path / "a.pt")
+    said = run("convert", tmp_path / "a.pt", tmp_path / "u", "--container", "universal").stderr
+    assert "place for it: deepspeed.dp_world_size, deepspeed.param_shapes, deepspeed.shar" in said
+    run("verify", tmp_path / "u")
+    made = converted(tmp_path / "u")
+    assert made["model"].keys() == {"w"} and made["deepspeed"]["mine"] == 5
+
+
 @pytest.mark.parametrize("both", [True, False])
 def test_weights_in_both_checkpoints_are_no_buffers(tmp_path, both):
     content = plain()

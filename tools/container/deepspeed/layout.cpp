@@ -53,6 +53,12 @@ std::vector<Piece> dealt_out(const std::vector<Piece>& order, size_t ranks) {
 
 }  // namespace
 
+Lengths lengths_of(const FlatGroup& group) {
+  Lengths out;
+  for (const auto& [name, shape] : group) out.emplace(name, volume(shape));
+  return out;
+}
+
 Result<std::vector<uint64_t>> read_paddings(const PartFile& file, size_t group, size_t count) {
   std::vector<uint64_t> out;
   const Value* said = file.value({"optimizer_state_dict", "param_alignment_paddings"});

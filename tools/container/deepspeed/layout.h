@@ -2,6 +2,7 @@
 // parts.
 #pragma once
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -21,6 +22,10 @@ struct RankVector {
   uint64_t length = 0;
   std::vector<Fragment> fragments;  // as param_slice_mappings has them
 };
+
+/// The elements of each parameter of a flat vector.
+using Lengths = std::map<std::string, uint64_t>;
+Lengths lengths_of(const FlatGroup& group);
 
 /// What `parameter_alignment` leaves free behind each of a group's `count` parameters, in a rank's
 /// file; empty where it does not say.

@@ -7,17 +7,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// What ZeRO and the engine keep for themselves: it says how the files are cut, or is empty.
-bool is_bookkeeping(const std::string& key) {
-  for (const char* known :
-       {"module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes",
-        "shared_params", "frozen_param_fragments", "dp_world_size", "mp_world_size",
-        "checkpoint_parallel_dimensions", "ds_config", "universal_checkpoint_info"}) {
-    if (key == known) return true;
-  }
-  return false;
-}
-
 Result<Shape> shape_of(const Value* value, const std::string& what) {
   Shape out;
   const bool list =
@@ -43,12 +32,6 @@ Status add_shape(FlatGroup& group, std::set<std::string>& seen, const Key& key, 
   return fine();
 }
 
-/// Whether a value is a number that is not 0, or true.
-bool is_set(const Value* value) {
-  return value != nullptr &&
-         (value->is(Value::Kind::kFloat) ? value->real != 0 : value->integer != 0);
-}
-
 std::string lower(std::string text) {
   for (char& c : text) c = static_cast<char>(c >= 'A' && c <= 'Z' ? c - 'A' + 'a' : c);
   return text;
@@ -66,7 +49,7 @@ bool is_beside_muon(const PartFile& file, const Path& group) {
 /// Whether the Adam of a configuration adds its decay to the gradient. As the engine has it, the
 /// mode counts for the names Adam and Muon and is true where it is not said.
 bool is_coupled(const std::string& name, const Value* mode) {
-  return (name == "adam" || name == "muon") && mode != nullptr && !is_set(mode);
+  return (name == "adam" || name == "muon") && mode != nullptr && !mode->is_on();
 }
 
 /// Adds decoupled_weight_decay to a group of DeepSpeed's own Adam and AdamW, and warns where no
@@ -86,17 +69,24 @@ Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const P
     return parts.add(manifest, {"optim", "param_groups", group.back(), "decoupled_weight_decay"},
                      Value::boolean(!coupled));
   }
-  const std::string warning =
-      "whether weight decay was decoupled (adam_w_mode) is not saved: ds_config is a path or names "
-      "no optimizer";
   auto& all = manifest.warnings;
-  if (is_set(file.value(below(group, "weight_decay"))) &&
-      std::find(all.begin(), all.end(), warning) == all.end())
-    all.push_back(warning);
+  if (file.is_on(below(group, "weight_decay")) &&
+      std::find(all.begin(), all.end(), kDecayNotSaved) == all.end())
+    all.emplace_back(kDecayNotSaved);
   return fine();
 }
 
 }  // namespace
+
+bool is_bookkeeping(const std::string& key) {
+  for (const char* known :
+       {"module", "buffer_names", "optimizer", "param_shapes", "frozen_param_shapes",
+        "shared_params", "frozen_param_fragments", "dp_world_size", "mp_world_size",
+        "checkpoint_parallel_dimensions", "ds_config", "universal_checkpoint_info"}) {
+    if (key == known) return true;
+  }
+  return false;
+}
 
 Result<ModelStates> read_model_states(const PartFile& file) {
   ModelStates out;
@@ -149,9 +139,7 @@ Status add_module(Parts& parts, Manifest& manifest, const PartFile& file, const 
     if (leaf.tensor != nullptr && volume(leaf.tensor->shape) == 0 && !states.buffers.contains(name))
       return bad(file.what() + ": has a placeholder of " + printable(name) +
                  ", whose values are in no file of the folder");
-    Path full = {"model"};
-    full.insert(full.end(), path.begin(), path.end());
-    return parts.add(manifest, std::move(full), file, leaf);
+    return parts.add(manifest, joined_path({"model"}, path), file, leaf);
   });
 }
 
@@ -181,17 +169,14 @@ Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file) {
   return file.for_below({}, [&](const Path& path, const FileLeaf& leaf) -> Status {
     if (path.empty() || is_bookkeeping(path[0].text())) return fine();
     if (leaf.value != nullptr && leaf.value->is(Value::Kind::kNone)) return fine();
-    Path full = {"deepspeed"};
-    full.insert(full.end(), path.begin(), path.end());
-    return parts.add(manifest, std::move(full), file, leaf);
+    return parts.add(manifest, joined_path({"deepspeed"}, path), file, leaf);
   });
 }
 
 Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file) {
   for (const Path& at : {Path{"optimizer_state_dict"}, Path{}}) {
     const Value* scaler = file.value(below(at, "loss_scaler"));
-    const Value* dynamic = file.value(below(at, "dynamic_loss_scale"));
-    if (dynamic == nullptr || !is_set(dynamic)) continue;
+    if (!file.is_on(below(at, "dynamic_loss_scale"))) continue;
     const bool known = scaler != nullptr && scaler->is(Value::Kind::kOpaque) &&
                        scaler->text == kLossScaler && scaler->items.size() == 1;
     const bool plain = known && std::none_of(scaler->items[0].items.begin(),
@@ -225,8 +210,7 @@ Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, 
     numbers.insert(path[0].number);
     // Names are keys here.
     if (path[1].text() == "param_names") return fine();
-    Path full = {"optim", "param_groups"};
-    full.insert(full.end(), path.begin(), path.end());
+    Path full = joined_path({"optim", "param_groups"}, path);
     if (path[1].text() != "params") return parts.add(manifest, std::move(full), file, leaf);
     if (leaf.value == nullptr || !leaf.value->is(Value::Kind::kList))
       return bad(what + " hold params that are not a list");

@@ -34,6 +34,9 @@ Status add_module(Parts& parts, Manifest& manifest, const PartFile& file, const 
 /// The frozen parameters of stage 3, under `model`: each rank's model_states.pt has its slice.
 Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states);
 
+/// Whether a key of the file is what ZeRO and the engine keep for themselves: it says how the files
+/// are cut, or is empty.
+bool is_bookkeeping(const std::string& key);
 /// What else the file has, such as a learning rate's schedule and what the user saved, under
 /// `deepspeed`.
 Status add_rest(Parts& parts, Manifest& manifest, const PartFile& file);
@@ -44,6 +47,12 @@ inline constexpr const char* kLossScaler = "deepspeed.runtime.fp16.loss_scaler.D
 /// user's can lie; nothing where the scale is fixed.
 Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file);
 
+/// The warning where no file tells how DeepSpeed's own Adam decayed weights.
+inline constexpr const char* kDecayNotSaved =
+    "whether weight decay was decoupled (adam_w_mode) is not saved: ds_config is a path, or names "
+    "no optimizer. Where a target must know, convert takes it for decoupled; if it was not, "
+    "convert --to torch, set decoupled_weight_decay=False in the groups of that file, and convert "
+    "it";
 /// The parameter groups of an optimizer's state dict, under `optim`: settings as they are, and the
 /// names of the parameters in each of the flat vectors that a group numbers. DeepSpeed's own Adam
 /// does not keep `decoupled_weight_decay`: the configuration in `model` tells it.
@@ -54,11 +63,5 @@ Status add_param_groups(Parts& parts, Manifest& manifest, const PartFile& file, 
 inline Path state_path_of(const std::string& param, const std::string& state) {
   return {"optim", "state", param, state};
 }
-/// The path with one more key.
-inline Path below(Path path, Key key) {
-  path.push_back(std::move(key));
-  return path;
-}
-inline Key place(size_t i) { return {Key::Kind::kIndex, static_cast<int64_t>(i)}; }
 
 }  // namespace lowbit::ckpt

@@ -1,7 +1,6 @@
 #include "container/deepspeed/momentum.h"
 
 #include <algorithm>
-#include <map>
 
 #include "container/manifest/box.h"
 #include "io/text.h"
@@ -16,12 +15,10 @@ struct WholeParameters {
   bool same = true;
 };
 
-WholeParameters whole_parameters(const RankVector& rank,
-                                 const std::map<std::string, uint64_t>& lengths) {
+WholeParameters whole_parameters(const RankVector& rank, const Lengths& lengths) {
   WholeParameters out;
   for (const Fragment& f : rank.fragments) {
-    const auto known = lengths.find(f.name);
-    const uint64_t all = known == lengths.end() ? 0 : known->second;
+    const uint64_t all = lengths.at(f.name);
     out.same = out.same && f.first == out.length && f.count == all;
     out.length += all;
   }
@@ -37,30 +34,26 @@ std::optional<bool> configured_for_slices(const PartFile& file) {
   if (!file.has_below({"optimizer_state_dict", "zero_stage"})) return true;
   const Path zero = {"ds_config", "zero_optimization"};
   if (!file.has_below(zero)) return std::nullopt;
-  const Value* device = file.value(below(below(zero, "offload_optimizer"), "device"));
+  const Value* device = file.value(below(zero, "offload_optimizer", "device"));
   if (device != nullptr && device->is(Value::Kind::kText)) return device->text != "none";
-  const Value* old = file.value(below(zero, "cpu_offload"));  // its deprecated name
-  return old != nullptr && old->is(Value::Kind::kBool) && old->integer != 0;
+  return file.is_on(below(zero, "cpu_offload"));  // its deprecated name
 }
 
 bool is_stepped_by_muon(const PartFile& file, const Path& groups, size_t flat) {
   for (size_t i = 0; file.has_below(below(groups, place(i))); ++i) {
     const Path group = below(groups, place(i));
-    const Value *params = file.value(below(group, "params")),
-                *muon = file.value(below(group, "use_muon"));
+    const Value* params = file.value(below(group, "params"));
     const bool here = params != nullptr &&
                       std::any_of(params->items.begin(), params->items.end(), [&](const Value& v) {
                         return v.is(Value::Kind::kInt) && v.integer == static_cast<int64_t>(flat);
                       });
-    if (here) return muon != nullptr && muon->is(Value::Kind::kBool) && muon->integer != 0;
+    if (here) return file.is_on(below(group, "use_muon"));
   }
   return false;
 }
 
-Result<bool> holds_whole_parameters(const FlatGroup& group, const std::vector<RankVector>& ranks,
+Result<bool> holds_whole_parameters(const Lengths& lengths, const std::vector<RankVector>& ranks,
                                     const std::vector<RankMomentum>& momenta) {
-  std::map<std::string, uint64_t> lengths;
-  for (const auto& [name, shape] : group) lengths.emplace(name, volume(shape));
   const RankMomentum *not_slices = nullptr, *not_whole = nullptr, *ambiguous = nullptr;
   std::optional<bool> configured;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {

@@ -29,8 +29,9 @@ bool is_stepped_by_muon(const PartFile& file, const Path& groups, size_t flat);
 
 /// Whether momentum is of whole parameters, all those of which the rank has a slice, one after the
 /// other; false where it is of the slices. The vectors' lengths tell, and where they fit both, the
-/// configuration. `fragments` are the slices of each rank in the order in which they lie.
-Result<bool> holds_whole_parameters(const FlatGroup& group, const std::vector<RankVector>& ranks,
+/// configuration. `lengths` has all parameters of the ranks' fragments, which are in the order in
+/// which they lie.
+Result<bool> holds_whole_parameters(const Lengths& lengths, const std::vector<RankVector>& ranks,
                                     const std::vector<RankMomentum>& momenta);
 
 }  // namespace lowbit::ckpt

@@ -12,13 +12,6 @@
 #include "io/text.h"
 
 namespace lowbit::ckpt {
-namespace {
-
-bool lies_below(const Path& path, const Path& root) {
-  return path.size() >= root.size() && std::equal(root.begin(), root.end(), path.begin());
-}
-
-}  // namespace
 
 FileLeaf PartFile::find(const Path& path) const {
   for (const FileLeaf& leaf : leaves_) {
@@ -29,13 +22,13 @@ FileLeaf PartFile::find(const Path& path) const {
 
 bool PartFile::has_below(const Path& path) const {
   return std::any_of(leaves_.begin(), leaves_.end(),
-                     [&](const FileLeaf& leaf) { return lies_below(*leaf.path, path); });
+                     [&](const FileLeaf& leaf) { return is_below(*leaf.path, path); });
 }
 
 Status PartFile::for_below(const Path& path,
                            const std::function<Status(const Path&, const FileLeaf&)>& use) const {
   for (const FileLeaf& leaf : leaves_) {
-    if (!lies_below(*leaf.path, path)) continue;
+    if (!is_below(*leaf.path, path)) continue;
     RETURN_IF_ERROR(
         use(Path(leaf.path->begin() + static_cast<std::ptrdiff_t>(path.size()), leaf.path->end()),
             leaf));

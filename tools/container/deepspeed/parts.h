@@ -29,6 +29,11 @@ class PartFile {
   FileLeaf find(const Path& path) const;
   /// The value at a path; null where there is none, or a tensor.
   const Value* value(const Path& path) const { return find(path).value; }
+  /// Whether the value at a path is True, or a number that is not 0.
+  bool is_on(const Path& path) const {
+    const Value* const said = value(path);
+    return said != nullptr && said->is_on();
+  }
   /// Calls `use` with each leaf below a path and its path from there, in the file's order.
   Status for_below(const Path& path,
                    const std::function<Status(const Path&, const FileLeaf&)>& use) const;

@@ -11,6 +11,18 @@
 namespace lowbit::ckpt {
 namespace {
 
+constexpr std::string_view kSuffix = ".pt";
+constexpr const char* kWeight = "fp32.pt";
+
+/// Whether a file or folder is the system's, such as .DS_Store. "." and ".." are.
+bool is_hidden(const std::string& name) { return name.starts_with('.'); }
+
+/// A parameter that ZeRO flattens.
+struct Flattened {
+  size_t group;
+  Shape shape;  // where ranks share tensors: of a rank's part, until the whole one is read
+};
+
 class UniversalReader {
  public:
   explicit UniversalReader(Parts& parts) : parts_(parts) {}
@@ -22,19 +34,18 @@ class UniversalReader {
     ASSIGN_OR_RETURN(common, parts_.read("zero/optimizer_state.pt"));
     common_ = common;
     for (const std::string& name : names) {
-      if (is_entry_name(name) && name != "optimizer_state.pt") {
-        ASSIGN_OR_RETURN(folder, zero->folder(name));
-        ASSIGN_OR_RETURN(files, folder->list());
-        std::erase_if(files, [](const std::string& file) {
-          return !is_entry_name(file) || !file.ends_with(".pt");
-        });
-        folders_.emplace(name, std::move(files));
-      }
+      if (name == "optimizer_state.pt" || (is_hidden(name) && !params_.contains(name))) continue;
+      ASSIGN_OR_RETURN(folder, zero->folder(name));
+      ASSIGN_OR_RETURN(files, folder->list());
+      std::erase_if(files, [](const std::string& file) {
+        return is_hidden(file) || !file.ends_with(kSuffix);
+      });
+      folders_.emplace(name, std::move(files));
     }
     RETURN_IF_ERROR(add_weights());
     RETURN_IF_ERROR(check_files());
     for (const FlatGroup& group : states_.groups) {
-      for (const auto& [name, shape] : group) RETURN_IF_ERROR(add_states(name, shape));
+      for (const auto& [name, shape] : group) RETURN_IF_ERROR(add_states(name));
     }
     // Stage 3's numbers are of its flat vectors, of which a group may have several.
     const Path nested = {"optimizer_state_dict", "param_groups"};
@@ -70,29 +81,33 @@ class UniversalReader {
                  "groups are not known");
     for (const auto& model : models_) {
       ASSIGN_OR_RETURN(states, read_model_states(*model));
-      if (states_.groups.empty()) {
-        states_ = std::move(states);
-      } else {
-        RETURN_IF_ERROR(join(states, model->what()));
-      }
+      RETURN_IF_ERROR(join(std::move(states), model->what()));
     }
     return fine();
   }
 
-  /// Adds names that another rank has. Their shapes may be those of its part of a tensor.
-  Status join(const ModelStates& more, const std::string& what) {
-    if (more.groups.size() != states_.groups.size())
-      return bad(what + ": has " + std::to_string(more.groups.size()) + " groups, others " +
+  /// Adds the names that a rank has.
+  Status join(ModelStates more, const std::string& what) {
+    const std::vector<FlatGroup> groups = std::move(more.groups);
+    if (states_.groups.empty()) {
+      states_ = std::move(more);
+      states_.groups.resize(groups.size());
+    } else {
+      states_.buffers.insert(more.buffers.begin(), more.buffers.end());
+      states_.frozen.insert(states_.frozen.end(), more.frozen.begin(), more.frozen.end());
+    }
+    if (groups.size() != states_.groups.size())
+      return bad(what + ": has " + std::to_string(groups.size()) + " groups, others " +
                  std::to_string(states_.groups.size()));
-    for (size_t i = 0; i < more.groups.size(); ++i) {
-      for (const auto& [name, shape] : more.groups[i]) {
-        const auto known = std::find_if(states_.groups[i].begin(), states_.groups[i].end(),
-                                        [&, n = &name](const auto& p) { return p.first == *n; });
-        if (known == states_.groups[i].end()) states_.groups[i].emplace_back(name, shape);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      for (const auto& [name, shape] : groups[i]) {
+        const auto [known, fresh] = params_.emplace(name, Flattened{i, shape});
+        if (fresh) states_.groups[i].emplace_back(name, shape);
+        if (known->second.group != i)
+          return bad(what + ": has " + printable(name) + " in group " + std::to_string(i) +
+                     ", others in group " + std::to_string(known->second.group));
       }
     }
-    states_.buffers.insert(more.buffers.begin(), more.buffers.end());
-    states_.frozen.insert(states_.frozen.end(), more.frozen.begin(), more.frozen.end());
     return fine();
   }
 
@@ -103,8 +118,7 @@ class UniversalReader {
   }
 
   /// Adds the tensor of a file: {"param": tensor}, or from stage 3 a flat tensor.
-  Status add_tensor(Path path, const std::string& name, const std::string& file,
-                    const Shape* shape) {
+  Status add_tensor(Path path, const std::string& name, const std::string& file) {
     ASSIGN_OR_RETURN(part, parts_.read("zero/" + name + "/" + file));
     FileLeaf leaf = part->find({"param"});
     const bool flat = leaf.tensor == nullptr;
@@ -113,29 +127,31 @@ class UniversalReader {
       return bad(part->what() + ": is neither a tensor nor a dict with the tensor `param`");
     ASSIGN_OR_RETURN(payload, part->payload(*leaf.tensor));
     const Shape& own = leaf.tensor->shape;
-    if (shape == nullptr) shape = &own;
-    // A rank's part of a tensor has another shape; the file has the whole.
-    if (!flat && models_.size() > 1) shape = &own;
-    if (!flat && own != *shape)
+    const auto param = params_.find(name);
+    if (param == params_.end()) return parts_.add(manifest_, std::move(path), payload, own);
+    Shape& shape = param->second.shape;
+    const bool shared = models_.size() > 1;
+    if (!flat && shared && file == kWeight) shape = own;
+    if (!flat && own != shape)
       return bad(part->what() + ": has the shape " + shape_text(own) + ", and " +
-                 models_[0]->what() + " says " + shape_text(*shape));
-    return parts_.add(manifest_, std::move(path), payload, *shape);
+                 (shared ? kWeight : models_[0]->what()) + " says " + shape_text(shape));
+    return parts_.add(manifest_, std::move(path), payload, shape);
   }
 
   Status add_weights() {
     std::set<std::string> known;
     for (const FlatGroup& group : states_.groups) {
       for (const auto& [name, shape] : group) {
-        if (!has(name, "fp32.pt"))
+        if (!has(name, kWeight))
           return bad(parts_.what() + ": has no zero/" + printable(name) + "/fp32.pt, though " +
                      models_[0]->what() + " names that parameter");
-        RETURN_IF_ERROR(add_tensor({"model", name}, name, "fp32.pt", &shape));
+        RETURN_IF_ERROR(add_tensor({"model", name}, name, kWeight));
         known.insert(name);
       }
     }
     for (const auto& [name, owner] : states_.shared) {
       if (!known.contains(owner) || !known.insert(name).second) continue;
-      RETURN_IF_ERROR(add_tensor({"model", name}, owner, "fp32.pt", shape_of(owner)));
+      RETURN_IF_ERROR(add_tensor({"model", name}, owner, kWeight));
     }
     // Whoever shares tensors has parts of these too; else the module has them in their own dtype.
     if (models_.size() == 1) {
@@ -150,12 +166,12 @@ class UniversalReader {
       }));
     }
     for (const auto& [name, files] : folders_) {
-      if (shape_of(name) != nullptr) continue;
+      if (params_.contains(name)) continue;
       if (known.contains(name) && files.size() < 2) continue;
-      if (!has(name, "fp32.pt") || files.size() > 1)
+      if (!has(name, kWeight) || files.size() > 1)
         return bad(parts_.what() + ": zero/" + printable(name) + " is of no parameter that " +
                    models_[0]->what() + " names");
-      RETURN_IF_ERROR(add_tensor({"model", name}, name, "fp32.pt", nullptr));
+      RETURN_IF_ERROR(add_tensor({"model", name}, name, kWeight));
       known.insert(name);
     }
     return models_.size() == 1 ? fine() : name_unread(known);
@@ -202,21 +218,12 @@ class UniversalReader {
                printable(other) + " has, so the folder is not whole: copy it again");
   }
 
-  const Shape* shape_of(const std::string& param) const {
-    for (const FlatGroup& group : states_.groups) {
-      for (const auto& [name, shape] : group) {
-        if (name == param) return &shape;
-      }
-    }
-    return nullptr;
-  }
-
-  Status add_states(const std::string& name, const Shape& shape) {
-    const auto folder = folders_.find(name);
+  Status add_states(const std::string& name) {
+    const std::vector<std::string>& files = folders_.at(name);
     bool stepped = false;
-    for (const std::string& file : folder->second) {
-      const std::string state = file.substr(0, file.find('.'));
-      if (file == "fp32.pt") continue;
+    for (const std::string& file : files) {
+      const std::string state = file.substr(0, file.size() - kSuffix.size());
+      if (file == kWeight) continue;
       if (file == "step.pt") {
         ASSIGN_OR_RETURN(part, parts_.read("zero/" + name + "/" + file));
         const FileLeaf leaf = part->find({});
@@ -227,9 +234,9 @@ class UniversalReader {
         stepped = true;
         continue;
       }
-      RETURN_IF_ERROR(add_tensor(state_path_of(name, state), name, file, &shape));
+      RETURN_IF_ERROR(add_tensor(state_path_of(name, state), name, file));
     }
-    return stepped || folder->second.size() < 2 ? fine() : add_common_step(name);
+    return stepped || files.size() < 2 ? fine() : add_common_step(name);
   }
 
   /// Stage 3 keeps one count, and says it in the common file.
@@ -247,6 +254,7 @@ class UniversalReader {
   std::shared_ptr<const PartFile> common_;
   ModelStates states_;
   bool stage3_ = false;
+  std::map<std::string, Flattened> params_;
   std::map<std::string, std::vector<std::string>> folders_;
 };
 

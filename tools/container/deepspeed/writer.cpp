@@ -8,12 +8,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// The folder inside the zip: the file's name without its suffix, as torch calls it.
-std::string stem_of(const std::string& name) {
-  const std::string file = name.substr(name.rfind('/') + 1);
-  return file.substr(0, file.rfind('.'));
-}
-
 void add_archive(const TorchArchive& archive, WriteReport& report) {
   report.tensors += archive.tensors;
   report.values += archive.values;
@@ -42,7 +36,7 @@ Result<WriteReport> write_files(const std::vector<FolderFile>& files, const Docu
   for (const FolderFile& file : files) {
     ASSIGN_OR_RETURN(archive, torch_archive(file.document));
     ASSIGN_OR_RETURN(output, folder->file(file.name));
-    ZipWriter zip(*output, stem_of(file.name));
+    ZipWriter zip(*output, archive_folder(file.name));
     const uint64_t before = report.bytes;
     RETURN_IF_ERROR(write_archive(zip, archive, file.document, piece, [&](uint64_t done) {
       return options.progress(before + done, planned.bytes) ? fine() : Status(interrupted());

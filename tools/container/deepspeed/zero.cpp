@@ -72,6 +72,7 @@ class ZeroReader {
     model_ = model;
     ASSIGN_OR_RETURN(states, read_model_states(*model));
     states_ = std::move(states);
+    for (const FlatGroup& group : states_.groups) lengths_.push_back(lengths_of(group));
     return fine();
   }
 
@@ -123,9 +124,7 @@ class ZeroReader {
         });
     if (!read.ok()) return read.error();
     for (const Fragment& f : out) {
-      const FlatGroup& named = states_.groups[group];
-      if (std::none_of(named.begin(), named.end(),
-                       [&](const auto& p) { return p.first == f.name; }))
+      if (!lengths_[group].contains(f.name))
         return bad(file.what() + ": has a slice of " + printable(f.name) + ", which " +
                    model_->what() + " does not name in that group");
     }
@@ -166,8 +165,7 @@ class ZeroReader {
   Status read_states(const PartFile& file, size_t group, uint64_t length, RankPart& part) {
     const uint64_t padding = stage3_ ? 0 : padding_of(file, group);
     const bool muon = !stage3_ && is_stepped_by_muon(file, below(base(), "param_groups"), group);
-    const Path at =
-        below(below(base(), "state"), Key(Key::Kind::kNumber, static_cast<int64_t>(group)));
+    const Path at = below(base(), "state", Key(Key::Kind::kNumber, static_cast<int64_t>(group)));
     return file.for_below(at, [&](const Path& path, const FileLeaf& leaf) -> Status {
       const std::string what = file.what() + ": its state " + printable(flat_name(path)) +
                                " of group " + std::to_string(group);
@@ -206,7 +204,8 @@ class ZeroReader {
       ASSIGN_OR_RETURN(whole, is_whole_momentum(i));
       for (size_t rank = 0; rank < files_.size(); ++rank) {
         for (const auto& [state, payload] : held_[i][rank].vectors)
-          take(state, payload, i, layouts_[i][rank].fragments, whole && state == kMomentum);
+          take(state, payload, layouts_[i][rank].fragments,
+               whole && state == kMomentum ? &lengths_[i] : nullptr);
       }
       take_empty(i);
     }
@@ -218,7 +217,7 @@ class ZeroReader {
     std::vector<RankMomentum> momenta;
     for (const RankPart& part : held_[group]) momenta.push_back(part.momentum);
     if (contradictory_.contains(group)) return false;  // check_layouts says so
-    return holds_whole_parameters(states_.groups[group], layouts_[group], momenta);
+    return holds_whole_parameters(lengths_[group], layouts_[group], momenta);
   }
 
   /// No rank of stages 1 and 2 names a slice of a parameter without elements: it has the states of
@@ -243,27 +242,20 @@ class ZeroReader {
   }
 
   /// Takes a rank's slices out of its vector, which has them at the fragments' places, or has whole
-  /// parameters one after the other.
-  void take(const std::string& state, const Payload& payload, size_t group,
-            const std::vector<Fragment>& fragments, bool whole) {
+  /// parameters one after the other: then of these lengths.
+  void take(const std::string& state, const Payload& payload,
+            const std::vector<Fragment>& fragments, const Lengths* whole) {
     uint64_t begin = 0;  // of the parameter in a vector of whole ones
     for (const Fragment& f : fragments) {
       Gathered& param = params_[f.name];
       uint64_t& done = param.done[state];
-      const uint64_t first = whole ? begin + done : f.first;
-      if (whole) begin += length_of(group, f.name);
+      const uint64_t first = whole != nullptr ? begin + done : f.first;
+      if (whole != nullptr) begin += whole->at(f.name);
       // Nothing of it here; an empty parameter has one empty slice.
       if (f.count == 0 && done > 0) continue;
       param.slices[state].push_back({payload, first, done, f.count});
       done += f.count;
     }
-  }
-
-  uint64_t length_of(size_t group, const std::string& name) const {
-    for (const auto& [known, shape] : states_.groups[group]) {
-      if (known == name) return volume(shape);
-    }
-    return 0;
   }
 
   /// A number is the same on all ranks.
@@ -346,6 +338,7 @@ class ZeroReader {
   std::vector<std::string> files_;  // by rank
   std::shared_ptr<const PartFile> model_, first_;
   ModelStates states_;
+  std::vector<Lengths> lengths_;  // by group
   bool stage3_ = false;
   std::vector<std::vector<RankVector>> layouts_;  // by group and rank, as is held_
   std::vector<std::vector<RankPart>> held_;

@@ -244,6 +244,12 @@ Result<TorchArchive> torch_archive(const Document& document) {
   return Pickler(document, tree).run();
 }
 
+std::string archive_folder(const std::string& path) {
+  std::string name = path.substr(path.find_last_of('/') + 1);
+  name = name.substr(0, name.find_last_of('.'));
+  return name.empty() || !is_utf8(name, false) ? "archive" : name;
+}
+
 Status write_archive(ZipWriter& zip, const TorchArchive& archive, const Document& document,
                      uint64_t piece, const std::function<Status(uint64_t)>& wrote) {
   RETURN_IF_ERROR(zip.record("data.pkl", archive.pickle));

@@ -33,6 +33,8 @@ struct TorchArchive {
 /// The archive of a document. A document of one leaf without a path is that leaf alone.
 Result<TorchArchive> torch_archive(const Document& document);
 
+/// The folder inside the zip of a file: its name without the last suffix, as torch calls it.
+std::string archive_folder(const std::string& path);
 /// Writes all records of the archive; the caller closes `zip`. `wrote` is called with the bytes of
 /// tensors written so far.
 Status write_archive(ZipWriter& zip, const TorchArchive& archive, const Document& document,

@@ -1,8 +1,10 @@
 // The path to a leaf of a checkpoint's tree.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lowbit::ckpt {
@@ -26,6 +28,23 @@ struct Key {
 };
 
 using Path = std::vector<Key>;
+
+/// The place in a list.
+inline Key place(size_t i) { return {Key::Kind::kIndex, static_cast<int64_t>(i)}; }
+/// The path with more keys.
+template <class... Keys>
+Path below(Path path, Keys&&... keys) {
+  (path.emplace_back(std::forward<Keys>(keys)), ...);
+  return path;
+}
+inline Path joined_path(Path path, const Path& rest) {
+  path.insert(path.end(), rest.begin(), rest.end());
+  return path;
+}
+/// Whether a path is `root` or lies below it.
+inline bool is_below(const Path& path, const Path& root) {
+  return path.size() >= root.size() && std::equal(root.begin(), root.end(), path.begin());
+}
 
 /// torch's flat name: the keys, joined by '.'.
 inline std::string flat_name(const Path& path) {

@@ -2,26 +2,15 @@
 
 #include "container/document/torch_archive.h"
 #include "container/document/writer.h"
-#include "io/text.h"
 #include "io/write/new_file.h"
 
 namespace lowbit::ckpt {
-namespace {
-
-/// The folder inside the zip: the file's name without its last suffix, as torch calls it.
-std::string folder_of(const std::string& path) {
-  std::string name = path.substr(path.find_last_of('/') + 1);
-  name = name.substr(0, name.find_last_of('.'));
-  return name.empty() || !is_utf8(name, false) ? "archive" : name;
-}
-
-}  // namespace
 
 Result<WriteReport> write_torch(const Document& document, const std::string& path,
                                 const WriteOptions& options) {
   ASSIGN_OR_RETURN(archive, torch_archive(document));
   ASSIGN_OR_RETURN(file, NewFile::create(path, options.replace, document.sources()));
-  ZipWriter zip(file->output(), folder_of(path));
+  ZipWriter zip(file->output(), archive_folder(path));
   const uint64_t total = archive.bytes(),
                  piece = std::clamp<uint64_t>(options.memory, 4096, 4u << 20);
   RETURN_IF_ERROR(write_archive(zip, archive, document, piece, [&](uint64_t done) {

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <vector>
 
+#include "container/deepspeed/model_states.h"
 #include "dialect/common/other_libraries.h"
 
 namespace lowbit::ckpt {
@@ -126,8 +127,6 @@ constexpr Decay kDecays[] = {
 /// Dialects of a Muon whose other parameters Adam steps: each decouples its decay.
 constexpr std::string_view kMuons[] = {"lowbit", "muon", "moonlight", "dion"};
 
-bool decays(const Group& group) { return real_setting(group, "weight_decay").value_or(0) != 0; }
-
 /// Adds a warning, once.
 void warn(DialectReport& report, std::string text) {
   auto& all = report.warnings;
@@ -135,7 +134,7 @@ void warn(DialectReport& report, std::string text) {
 }
 
 bool is_coupled(const Model& model, const Group& group) {
-  return decays(group) && decouples(model, group) == false;
+  return is_on(group, "weight_decay") && decouples(model, group) == false;
 }
 
 /// Warns of the Adam beside a Muon, also where a library's files are written anew.
@@ -151,10 +150,12 @@ void check_decay(const Model& model, std::string_view to, DialectReport& report)
   const auto* const decay = std::find_if(std::begin(kDecays), std::end(kDecays),
                                          [&](const Decay& d) { return d.dialect == to; });
   if (decay == std::end(kDecays) || model.algorithm != "adam") return;
+  const auto& told = model.document->manifest->warnings;
+  const bool container_warned = std::find(told.begin(), told.end(), kDecayNotSaved) != told.end();
   for (const Group& group : model.groups) {
-    if (!decays(group)) continue;
+    if (!is_on(group, "weight_decay")) continue;
     const auto said = decouples(model, group);
-    if (!said && decay->always_decoupled)
+    if (!said && decay->always_decoupled && !container_warned)
       warn(report,
            "the file does not say whether weight decay was decoupled; AdamW is assumed. If it was "
            "Adam, set decoupled_weight_decay=False in the source's groups and convert again");
@@ -166,12 +167,9 @@ void check_decay(const Model& model, std::string_view to, DialectReport& report)
 /// An error if settings are those of an optimizer whose step none of the target takes. torch's
 /// files of it stay what they are.
 Status check_rule(const Model& model, const Dialect& to) {
-  const std::string other = other_rule_of(model);
-  const bool stays = model.dialect == "torch" && model.dialect == to.name;
-  if (other.empty() || stays) return fine();
-  return bad("its optimizer is " + other + ", whose states are named like another's; " + to.name +
-             " has no optimizer that takes its step: continue with that optimizer, or start a new "
-             "one from the weights");
+  if (model.dialect == "torch" && model.dialect == to.name) return fine();
+  const std::string refusal = refusal_of_rule(model, to.name);
+  return refusal.empty() ? fine() : Status(bad(refusal));
 }
 
 }  // namespace
@@ -190,7 +188,7 @@ Status check_settings(const Model& model, const Dialect& to, DialectReport& repo
       const bool other = *own.algorithm != 0 && own.algorithm != model.algorithm;
       if (said == nullptr || other || kept.contains(own.key)) continue;
       const bool neutral = same(*said, own.neutral) || (*own.alias != 0 && said->text == own.alias);
-      if (neutral || (own.of_decay && !decays(group))) continue;
+      if (neutral || (own.of_decay && !is_on(group, "weight_decay"))) continue;
       const std::string what = std::string(own.key) + "=" + value_text(*said);
       if (own.key == std::string_view("maximize"))
         return bad("a group has " + what + ", which " + to.name +

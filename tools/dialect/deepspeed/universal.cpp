@@ -21,8 +21,6 @@ namespace {
 constexpr const char* kVersion = "0.19.8";
 constexpr int64_t kMaxSteps = 1 << 24;  // that float32 counts one by one
 
-Key list_place(size_t i) { return {Key::Kind::kIndex, static_cast<int64_t>(i)}; }
-
 /// The leaf at another place, read through its source alone.
 Leaf moved(const Leaf& leaf, Path path) {
   Leaf out = leaf;
@@ -164,17 +162,11 @@ class Universal {
 
   void add_groups(const Path& at, Document& to) const {
     for (size_t g = 0; g < tree_.groups.size(); ++g) {
-      Path group = at;
-      group.push_back(list_place(g));
       for (const auto& [key, value] : tree_.groups[g].settings) {
-        if (key == "param_names") continue;
-        Path path = group;
-        path.push_back(key);
-        to.leaves.push_back(value_leaf(std::move(path), value));
+        if (key != "param_names") to.leaves.push_back(value_leaf(below(at, place(g), key), value));
       }
-      group.emplace_back("params");
-      to.leaves.push_back(
-          value_leaf(std::move(group), Value::list({Value::number(static_cast<int64_t>(g))})));
+      to.leaves.push_back(value_leaf(below(at, place(g), "params"),
+                                     Value::list({Value::number(static_cast<int64_t>(g))})));
     }
   }
 
@@ -187,10 +179,10 @@ class Universal {
     for (size_t g = 0; g < tree_.groups.size(); ++g) {
       if (tree_.groups[g].params.empty())
         model.leaves.push_back(
-            value_leaf({"param_shapes", list_place(g)}, Value{.kind = Value::Kind::kDict}));
+            value_leaf({"param_shapes", place(g)}, Value{.kind = Value::Kind::kDict}));
       for (const size_t p : tree_.groups[g].params) {
-        model.leaves.push_back(value_leaf({"param_shapes", list_place(g), tree_.params[p].name},
-                                          size_value(shapes_[p])));
+        model.leaves.push_back(
+            value_leaf({"param_shapes", place(g), tree_.params[p].name}, size_value(shapes_[p])));
       }
     }
     const auto say = [&](const char* key, Value value) {
@@ -230,9 +222,8 @@ class Universal {
       const Path& path = leaf->path;
       if (used_.contains(leaf)) continue;
       const bool tensor = leaf->kind == Leaf::Kind::kTensor && leaf->source != nullptr;
-      const bool beside = path.size() == parent.size() + 1 &&
-                          std::equal(parent.begin(), parent.end(), path.begin());
-      if (path.size() > 1 && path[0].text() == "deepspeed" && path[1].text() != "optimizer" &&
+      const bool beside = path.size() == parent.size() + 1 && is_below(path, parent);
+      if (path.size() > 1 && path[0].text() == "deepspeed" && !is_bookkeeping(path[1].text()) &&
           leaf->kind != Leaf::Kind::kSubclass) {
         if (path[1].text() != "ds_version")
           model.leaves.push_back(moved(*leaf, Path(path.begin() + 1, path.end())));
@@ -241,7 +232,8 @@ class Universal {
         model.leaves.push_back(moved(*leaf, {"module", name}));
         names.insert(name);
       } else {
-        lost.insert(path.empty() ? "" : path[0].text());
+        const bool part = path.size() > 1 && path[0].text() == "deepspeed";
+        lost.insert(part ? flat_name({path[0], path[1]}) : path.empty() ? "" : path[0].text());
       }
     }
     RETURN_IF_ERROR(add_beside_model(model, names));
@@ -266,8 +258,7 @@ class Universal {
     if (weight == nullptr) return fine();
     const Path parent(weight->path.begin(), weight->path.end() - 1);
     for (const Leaf& leaf : document_.model->leaves) {
-      const bool beside = leaf.path.size() == parent.size() + 1 &&
-                          std::equal(parent.begin(), parent.end(), leaf.path.begin());
+      const bool beside = leaf.path.size() == parent.size() + 1 && is_below(leaf.path, parent);
       if (!beside || leaf.kind != Leaf::Kind::kTensor || leaf.source == nullptr) continue;
       const std::string name = leaf.path.back().text();
       if (params.contains(clean_name(name)) || !names.insert(name).second) continue;

@@ -17,17 +17,14 @@ constexpr double kSubspaceEps = 1e-8;  // of lowbit.Adafactor where eps[0] is No
 
 /// What adafactor-8bit's groups say under other names than lowbit.Adafactor's, or mean otherwise.
 void translate_adafactor8bit(const Model& model, const Group& group, Settings& out) {
-  const auto says = [&](const char* key) {
-    const Value* said = setting(group, key);
-    return said != nullptr && said->is(Value::Kind::kBool) && said->integer != 0;
-  };
   if (setting(group, "scale_weight_decay") != nullptr)
-    set_in(out, "decay_by", Value::words(says("scale_weight_decay") ? "alpha" : "rho"));
+    set_in(out, "decay_by", Value::words(is_on(group, "scale_weight_decay") ? "alpha" : "rho"));
   const bool low_rank = std::any_of(group.params.begin(), group.params.end(), [&](size_t p) {
     return number_in(model.params[p], "apollo_rank") != nullptr;
   });
   // Its margin is always that of the subspace; elsewhere it counts where it is enabled.
-  if (!low_rank && setting(group, "fira_margin") != nullptr && !says("enable_fira_for_adafactor"))
+  if (!low_rank && setting(group, "fira_margin") != nullptr &&
+      !is_on(group, "enable_fira_for_adafactor"))
     set_in(out, "fira_margin", Value{});
   if (!low_rank) return;
   for (const char* key : {"rank", "update_proj_gap", "scale_type"}) {

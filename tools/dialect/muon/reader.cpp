@@ -88,8 +88,8 @@ class Reader {
                    "; of Dion's, 'muon' and 'adamw' can be converted");
       return said->text == "muon";
     }
-    if (const auto said = value_in(entry, "use_muon")) return said->integer != 0;
-    if (const Value* said = setting(group, "use_muon")) return said->integer != 0;
+    if (const auto said = value_in(entry, "use_muon")) return said->is_on();
+    if (const Value* said = setting(group, "use_muon")) return said->is_on();
     if (tensor_in(entry, names_.first) != nullptr) return false;
     return true;
   }

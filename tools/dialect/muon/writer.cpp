@@ -39,7 +39,7 @@ class Writer {
  private:
   static bool is_muon(const Group& group) {
     const Value* said = setting(group, "use_muon");
-    return said == nullptr || said->integer != 0;
+    return said == nullptr || said->is_on();
   }
 
   Status param(const Param& p, const Group& group, std::vector<Leaf>& leaves) {

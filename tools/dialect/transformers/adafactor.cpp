@@ -19,11 +19,6 @@ namespace {
 constexpr double kRelativeLimit = 1e-2;  // of a relative step without warm-up
 constexpr int64_t kWarmUp = 10'000;      // steps after which 1e-6 * step is above 1 / sqrt(step)
 
-bool is_set(const Group& group, const char* name) {
-  const Value* said = setting(group, name);
-  return said != nullptr && said->is(Value::Kind::kBool) && said->integer != 0;
-}
-
 Result<int> recognize_transformers(const Document& /*document*/, const OptimizerTree& tree) {
   if (tree.groups.empty()) return 0;
   for (const Group& group : tree.groups) {
@@ -96,7 +91,7 @@ Result<std::string> refusal(const Model& model, const Group& group,
   if (!(decay <= 0))
     return "decay_rate is " + std::to_string(decay) +
            ", and beta2_decay of lowbit.Adafactor at most 0";
-  if (!is_set(group, "warmup_init")) return std::string();
+  if (!is_on(group, "warmup_init")) return std::string();
   for (const size_t i : group.params) {
     const Param& p = model.params[i];
     const Value* said = number_in(p, "step");
@@ -124,7 +119,7 @@ void translate(Group& group) {
   moved("clip_threshold", "d");
   moved("decay_rate", "beta2_decay");
   take_from(all, "warmup_init");
-  if (is_set(group, "relative_step")) {  // its lr is None, or a schedule's, and not used
+  if (is_on(group, "relative_step")) {  // its lr is None, or a schedule's, and not used
     set_in(all, "lr", Value::floating(kRelativeLimit));
     std::erase_if(group.tensors, [](const auto& t) { return t.first[0].text() == "lr"; });
   }

@@ -245,10 +245,6 @@ std::set<std::string> states_with(bool lowbit::Slot::* flag) {
 /// Whether all groups are of timm's LARS where its step is that of lowbit's: it adapts a tensor
 /// that is not decayed only with `always_adapt`.
 bool takes_step_of_lars(const std::vector<Group>& groups) {
-  const auto is_on = [](const Group& group, const char* name) {
-    const Value* said = setting(group, name);
-    return said != nullptr && (said->integer != 0 || said->real != 0);
-  };
   return !groups.empty() && std::all_of(groups.begin(), groups.end(), [&](const Group& group) {
     return setting(group, "trust_coeff") != nullptr && !is_on(group, "trust_clip") &&
            (is_on(group, "weight_decay") || is_on(group, "always_adapt"));
@@ -333,6 +329,14 @@ std::string algorithm_of(const Model& model) {
 
 std::string other_rule_of(const Model& model) {
   return other_rule(algorithm_by_states(model), model);
+}
+
+std::string refusal_of_rule(const Model& model, const std::string& whose) {
+  const std::string other = other_rule_of(model);
+  if (other.empty()) return "";
+  return "its optimizer is " + other + ", whose states are named like another's; " + whose +
+         " has no optimizer that takes its step: continue with that optimizer, or start a new one "
+         "from the weights";
 }
 
 std::optional<bool> decouples(const Model& model, const Group& group) {

@@ -28,6 +28,9 @@ bool is_slow_state(const std::string& name);
 std::string algorithm_of(const Model& model);
 /// The optimizer that wrote the model, if its states are named like another's; else empty.
 std::string other_rule_of(const Model& model);
+/// Why no optimizer of `whose` ("lowbit") continues from the states of such an optimizer; empty for
+/// any other.
+std::string refusal_of_rule(const Model& model, const std::string& whose);
 /// Whether a group of Adam's decays the weights and not the gradient; empty where its file does not
 /// say.
 std::optional<bool> decouples(const Model& model, const Group& group);

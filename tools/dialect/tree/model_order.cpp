@@ -21,10 +21,6 @@ bool is_buffer(const Leaf& leaf) {
          !(dtype.starts_with("float") || dtype.starts_with("bfloat"));
 }
 
-bool is_below(const Path& path, const Path& root) {
-  return path.size() >= root.size() && std::equal(root.begin(), root.end(), path.begin());
-}
-
 /// Parameters of one dict of tensors, in its order; a tied one by its first name.
 struct ModuleWeights {
   Path path;

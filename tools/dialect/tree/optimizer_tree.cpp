@@ -54,8 +54,7 @@ class Finder {
     for (const Leaf& leaf : document_.leaves) {
       const Path path = nested_path(document_, leaf);
       const size_t n = out_.root.size();
-      if (path.size() <= n || !std::equal(out_.root.begin(), out_.root.end(), path.begin()) ||
-          !path[n].is_name()) {
+      if (path.size() <= n || !is_below(path, out_.root) || !path[n].is_name()) {
         out_.rest.push_back(&leaf);
         continue;
       }
@@ -421,6 +420,11 @@ const Value* setting(const Group& group, std::string_view name) {
     if (key == name) return &value;
   }
   return nullptr;
+}
+
+bool is_on(const Group& group, std::string_view name) {
+  const Value* said = setting(group, name);
+  return said != nullptr && said->is_on();
 }
 
 }  // namespace lowbit::ckpt

@@ -52,5 +52,7 @@ std::string shown(const Entry& entry);
 
 /// A setting by name; null where there is none.
 const Value* setting(const Group& group, std::string_view name);
+/// Whether a group has a setting of that name that is True, or a number that is not 0.
+bool is_on(const Group& group, std::string_view name);
 
 }  // namespace lowbit::ckpt

@@ -51,7 +51,7 @@ const std::vector<Signature>& signatures() {
 
 bool fits(const Signature& known, const Group& group) {
   const Value* off = known.off == nullptr ? nullptr : setting(group, known.off);
-  if (known.off != nullptr && (off == nullptr || off->integer != 0)) return false;
+  if (known.off != nullptr && (off == nullptr || off->is_on())) return false;
   if (known.without != nullptr && setting(group, known.without) != nullptr) return false;
   return std::all_of(known.keys.begin(), known.keys.end(),
                      [&](const char* key) { return setting(group, key) != nullptr; });
