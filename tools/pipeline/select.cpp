@@ -255,9 +255,7 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
     const Path path = nested_path(document, leaf);
     for (const OptimizerRoot& root : roots) {
       const size_t n = root.path.size();
-      if (path.size() <= n || !std::equal(root.path.begin(), root.path.end(), path.begin()) ||
-          !path[n].is_name())
-        continue;
+      if (path.size() <= n || !is_below(path, root.path) || !path[n].is_name()) continue;
       const std::string& key = path[n].name;
       const bool state =
           (key == "state" && path.size() > n + (tensor ? 1 : 2)) || key.starts_with("state.");

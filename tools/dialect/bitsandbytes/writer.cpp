@@ -117,10 +117,7 @@ class BitsandbytesWriter {
         own_ && std::none_of(p.states.begin(), p.states.end(), [](const State& s) {
           return !s.leaves.empty() && s.leaves[0]->name().find(kBnbWrapper) != std::string::npos;
         });
-    if (plain) return state_path(model_, p, key);
-    Path path = state_path(model_, p, kBnbWrapper);
-    path.push_back(key);
-    return path;
+    return plain ? state_path(model_, p, key) : below(state_path(model_, p, kBnbWrapper), key);
   }
 
   /// Writes state1 or state2, which holds one state or several.

@@ -189,8 +189,7 @@ std::vector<Leaf>::iterator end_of_state(std::vector<Leaf>& leaves, const Path& 
   for (auto at = leaves.begin(); at != leaves.end(); ++at) {
     const Path& path = at->path;
     const size_t n = root.size();
-    if (path.size() > n && path[n].text().starts_with("state") &&
-        std::equal(root.begin(), root.end(), path.begin()))
+    if (path.size() > n && path[n].text().starts_with("state") && is_below(path, root))
       last = at + 1;
   }
   return last;
@@ -201,9 +200,7 @@ std::vector<Leaf>::iterator end_of_state(std::vector<Leaf>& leaves, const Path& 
 bool is_param_format(const Document& document, const Leaf& leaf, const Path& root) {
   const Path path = nested_path(document, leaf);
   const size_t n = root.size();
-  if (leaf.kind != Leaf::Kind::kValue || path.size() <= n ||
-      !std::equal(root.begin(), root.end(), path.begin()))
-    return false;
+  if (leaf.kind != Leaf::Kind::kValue || path.size() <= n || !is_below(path, root)) return false;
   const std::string key = path[n].text(), last = path.back().text();
   return path.size() == n + 1 ? key.starts_with("param_groups.") && key.ends_with(".param_format")
                               : key == "param_groups" && last == "param_format";

@@ -98,9 +98,7 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
                                      [&](const auto& setting) { return setting.first == name; });
       if (adam || !known) made.emplace_back(name, value);  // and what is the user's own
     }
-    Value yes{.kind = Value::Kind::kBool};
-    yes.integer = 1;
-    made.emplace_back("bias_correction", std::move(yes));
+    made.emplace_back("bias_correction", Value::boolean(true));
     ASSIGN_OR_RETURN(step, step_of_group(model, group, "FusedAdam"));
     if (step) made.emplace_back("step", Value::number(*step));
     return made;

@@ -116,7 +116,7 @@ struct LpmmReader {
   bool placeholder(const std::string& name, const Leaf& leaf) const {
     if (!leaf.shape.empty()) return false;
     const auto enable = value_in(entry, name + "_qstate.enable");
-    return enable && enable->integer != 0;
+    return enable && enable->is_on();
   }
 
   Status state(const std::string& name) {
@@ -294,9 +294,7 @@ struct LpmmReader {
 }  // namespace
 
 bool is_lpmm_config(const Model& model, const Leaf& leaf) {
-  Path path = model.root;
-  path.emplace_back("qconfig");
-  return leaf.path.size() >= path.size() && std::equal(path.begin(), path.end(), leaf.path.begin());
+  return is_below(leaf.path, below(model.root, "qconfig"));
 }
 
 Result<Model> read_lpmm(std::shared_ptr<const Document> document, const OptimizerTree& tree) {

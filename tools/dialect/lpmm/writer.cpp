@@ -26,10 +26,6 @@ struct LpmmWriter {
   std::vector<Leaf>& leaves;
 
   Path at(const std::string& key) const { return state_path(model, param, key); }
-  static Path below(Path path, std::initializer_list<Key> keys) {
-    path.insert(path.end(), keys);
-    return path;
-  }
 
   Status state(const State& s) {
     if (s.name == "exp_avg_sq_row" || s.name == "exp_avg_sq_col") {
@@ -58,24 +54,24 @@ struct LpmmWriter {
 
   Path qstate(const std::string& name, bool enable) {
     const Path path = at(name + "_qstate");
-    leaves.push_back(value_leaf(below(path, {"enable"}), Value::boolean(enable)));
+    leaves.push_back(value_leaf(below(path, "enable"), Value::boolean(enable)));
     if (!enable)
-      leaves.push_back(value_leaf(below(path, {"overhead"}), Value{.kind = Value::Kind::kDict}));
+      leaves.push_back(value_leaf(below(path, "overhead"), Value{.kind = Value::Kind::kDict}));
     const std::vector<float> map = codebook_of(LpmmConfig::format(is_signed_state(name)));
-    leaves.push_back(tensor_leaf(below(path, {"qmap"}), find_dtype("float32"),
+    leaves.push_back(tensor_leaf(below(path, "qmap"), find_dtype("float32"),
                                  {static_cast<int64_t>(map.size())}, held_floats(map)));
-    return below(path, {"overhead"});
+    return below(path, "overhead");
   }
 
   void common(const Path& overhead, const State& s) {
     Value stride = Value::tuple({});
     for (const int64_t n : row_major(s.shape)) stride.items.push_back(Value::number(n));
-    leaves.push_back(value_leaf(below(overhead, {"dtype"}),
+    leaves.push_back(value_leaf(below(overhead, "dtype"),
                                 Value{.kind = Value::Kind::kGlobal, .text = "torch float32"}));
-    leaves.push_back(value_leaf(below(overhead, {"stride"}), std::move(stride)));
+    leaves.push_back(value_leaf(below(overhead, "stride"), std::move(stride)));
   }
   void scaled_shape(const Path& overhead, const Shape& shape) {
-    leaves.push_back(value_leaf(below(overhead, {"scaled_shape"}), size_value(shape)));
+    leaves.push_back(value_leaf(below(overhead, "scaled_shape"), size_value(shape)));
   }
   /// With the byte behind them, which means nothing.
   void codes_leaf(const State& s, const BlockLayout& layout, std::shared_ptr<Source> codes) {
@@ -111,7 +107,7 @@ struct LpmmWriter {
     codes_leaf(s, layout, std::move(codes));
     const Path overhead = qstate(s.name, true);
     common(overhead, s);
-    leaves.push_back(tensor_leaf(below(overhead, {"max1"}), find_dtype("float32"), {groups, 1},
+    leaves.push_back(tensor_leaf(below(overhead, "max1"), find_dtype("float32"), {groups, 1},
                                  std::move(scales)));
     scaled_shape(overhead, {groups, kLpmmGroup});
     return fine();
@@ -131,15 +127,14 @@ struct LpmmWriter {
     const Path overhead = qstate(s.name, true);
     common(overhead, s);
     leaves.push_back(
-        value_leaf(below(overhead, {"dim"}), Value::number(static_cast<int64_t>(s.shape.size()))));
+        value_leaf(below(overhead, "dim"), Value::number(static_cast<int64_t>(s.shape.size()))));
     for (size_t d = 0; d < s.shape.size(); ++d) {
       Shape shape(s.shape.size(), 1);
       shape[d] = s.shape[d];
-      leaves.push_back(tensor_leaf(
-          below(overhead, {"max_dims", Key(Key::Kind::kIndex, static_cast<int64_t>(d))}),
-          find_dtype("float32"), shape, limit[d]));
+      leaves.push_back(tensor_leaf(below(overhead, "max_dims", place(d)), find_dtype("float32"),
+                                   shape, limit[d]));
     }
-    leaves.push_back(value_leaf(below(overhead, {"max1"}), Value::none()));
+    leaves.push_back(value_leaf(below(overhead, "max1"), Value::none()));
     scaled_shape(overhead, s.shape);
     return fine();
   }
@@ -190,9 +185,7 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
       if (is_lpmm_config(model, leaf)) out.leaves.push_back(leaf);
     }
   } else {
-    Path qconfig = model.root;
-    qconfig.emplace_back("qconfig");
-    out.leaves.push_back(value_leaf(std::move(qconfig), config.value()));
+    out.leaves.push_back(value_leaf(below(model.root, "qconfig"), config.value()));
   }
   for (const Leaf& leaf : model.rest) {
     if (!is_lpmm_config(model, leaf)) out.leaves.push_back(leaf);

@@ -21,11 +21,10 @@ void add_value(Path path, const Value& value, std::vector<Leaf>& leaves) {
   }
   // As torch does, which enters dicts.
   for (size_t i = 0; i + 1 < value.items.size(); i += 2) {
-    Path below = path;
     const Value& key = value.items[i];
-    below.push_back(key.is(Value::Kind::kText) ? Key(key.text)
-                                               : Key(Key::Kind::kNumber, key.integer));
-    add_value(std::move(below), value.items[i + 1], leaves);
+    add_value(below(path, key.is(Value::Kind::kText) ? Key(key.text)
+                                                     : Key(Key::Kind::kNumber, key.integer)),
+              value.items[i + 1], leaves);
   }
 }
 
@@ -43,15 +42,10 @@ bool is_float64(const State& state) {
 }
 
 Path state_path(const Model& model, const Param& param, const std::string& state) {
-  Path path = model.root;
-  if (model.flattened && param.index < 0) {
-    path.push_back("state." + param.name + "." + state);
-    return path;
-  }
-  path.push_back("state");
-  path.push_back(param.index >= 0 ? Key(Key::Kind::kNumber, param.index) : Key(param.name));
-  path.push_back(state);
-  return path;
+  if (model.flattened && param.index < 0)
+    return below(model.root, "state." + param.name + "." + state);
+  return below(model.root, "state",
+               param.index >= 0 ? Key(Key::Kind::kNumber, param.index) : Key(param.name), state);
 }
 
 Leaf value_leaf(Path path, Value value) {
@@ -105,29 +99,21 @@ Status add_groups(const Model& model, const std::function<Result<Settings>(const
     if (model.flattened) {
       for (const size_t p : model.groups[g].params) {
         for (const auto& [name, value] : made) {
-          Path path = model.root;
-          path.push_back("param_groups." + model.params[p].name + "." + name);
-          add_value(std::move(path), value, leaves);
+          add_value(below(model.root, "param_groups." + model.params[p].name + "." + name), value,
+                    leaves);
         }
       }
       continue;
     }
-    Path path = model.root;
-    path.push_back("param_groups");
-    path.push_back(Key(Key::Kind::kIndex, static_cast<int64_t>(g)));
+    const Path group = below(model.root, "param_groups", place(g));
     Value params = Value::list({});
     for (const size_t p : model.groups[g].params) {
       const Param& param = model.params[p];
       params.items.push_back(param.index >= 0 ? Value::number(param.index)
                                               : Value::words(param.name));
     }
-    for (const auto& [name, value] : made) {
-      Path below = path;
-      below.push_back(name);
-      add_value(std::move(below), value, leaves);
-    }
-    path.push_back("params");
-    leaves.push_back(value_leaf(std::move(path), std::move(params)));
+    for (const auto& [name, value] : made) add_value(below(group, name), value, leaves);
+    leaves.push_back(value_leaf(below(group, "params"), std::move(params)));
   }
   return fine();
 }

@@ -1,6 +1,5 @@
 #include "dialect/tree/number_keys.h"
 
-#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -17,8 +16,7 @@ std::map<std::string, int64_t> numbered_params(const Document& document, const P
   for (const Leaf& leaf : document.leaves) {
     const bool params = leaf.kind == Leaf::Kind::kValue && leaf.path.size() >= n + 3 &&
                         leaf.path[n].text() == "param_groups" &&
-                        leaf.path[n + 2].text() == "params" &&
-                        std::equal(root.begin(), root.end(), leaf.path.begin());
+                        leaf.path[n + 2].text() == "params" && is_below(leaf.path, root);
     if (!params) continue;
     const auto add = [&out](const Value& id) {
       if (id.is(Value::Kind::kInt)) out.emplace(std::to_string(id.integer), id.integer);
@@ -39,7 +37,7 @@ uint64_t restore_number_keys(Document& document) {
     std::map<std::string, bool> met;
     const auto restore = [&](Path& path) {
       if (path.size() < n + 2 || path[n].text() != "state" || !path[n + 1].is_name() ||
-          !std::equal(root.path.begin(), root.path.end(), path.begin()))
+          !is_below(path, root.path))
         return;
       const auto number = numbers.find(path[n + 1].name);
       if (number == numbers.end()) return;
