@@ -19,6 +19,7 @@ from lowbit.state.lazy_tensor import LazyTensor
 from lowbit.state.quantize import dequantize_slot, quantize_slot
 from lowbit.state.saved import (
     SavedTensor,
+    check_rule,
     find_saved,
     find_source,
     in_other_blocks,
@@ -93,6 +94,7 @@ def convert_state(
     if lay.compensation:
         jobs.append(_compensation_job(p, lay.compensation, saved, key))
         cleared = lay.compensation.key if jobs[-1].fill is _zero else None
+    check_rule(lay, saved, key)
     device = sharding.local(p).device
     others = of_other_programs(saved)
 

@@ -20,7 +20,7 @@ from lowbit.state import choose
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
 from lowbit.state.replaced import check_bound
-from lowbit.state.saved import is_lazy, without_filled_in
+from lowbit.state.saved import is_lazy, lost_compensation, without_filled_in
 from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.stateful import StatefulOptimizer
 from lowbit.state.torch_functions import options_of_load
@@ -77,6 +77,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     key_of = dict(zip(params, ids, strict=True))
     converted: list[tuple[Any, Converted, bool]] = []
     coded: list[tuple[Any, str | None]] = []
+    uncorrected: dict[str, list[Any]] = {}  # names by the format of the bits
     options = options_of_load()
     for _, p, lay in laid_out:
         flat_shard = isinstance(p, sharding.FlatShard)
@@ -98,7 +99,10 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
                 raise ValueError(f"parameter {names[p]!r}: {error}") from None
             converted.append((p, convert, in_place))
             coded += [(key, names[p])] if any(slot.coded for slot in lay.slots) else []
+            if stored := lost_compensation(lay, value):
+                uncorrected.setdefault(stored, []).append(names[p] or key)
     warn_of_quantized(coded, state_dict["param_groups"])
+    _warn_of_uncorrected(uncorrected)
     known = set(ids)
     if not converted:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
@@ -140,6 +144,16 @@ def warn_of_quantized(
             "it was converted to this optimizer's format. To keep float32, build the optimizer "
             "with lowbit.param_groups(model, embeddings='float32', heads='float32') for embeddings "
             "and heads, or with full_precision= by name",
+            stacklevel=outside(),
+        )
+
+
+def _warn_of_uncorrected(names_by_format: Mapping[str, Sequence[Any]]) -> None:
+    for stored, names in names_by_format.items():
+        warnings.warn(
+            f"the state that is loaded has correction bits for {some(names)}, and this optimizer "
+            "keeps none: these weights continue from their 16-bit values. To keep the bits, build "
+            f"the optimizer with param_format={stored!r}",
             stacklevel=outside(),
         )
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.settings import some
 from lowbit.state.slot import Slot, StateTensor
 
 # Keys that mark another library's state dict, and the library.
@@ -294,6 +295,33 @@ def is_own_key(key: Any) -> bool:
     return _own_keys().fullmatch(str(key)) is not None
 
 
+def check_rule(lay: Layout, saved: Mapping[str, Any], key: Any) -> None:
+    """Raises ValueError if saved state has a moment that the rule does not keep: a load would lose
+    it, and step by another rule with the settings of the saved one.
+    """
+    lost = {_moment_of(name) for name in saved} - {_moment_of(name) for name in lay.keys} - {None}
+    if lost:
+        raise ValueError(
+            f"state[{key!r}] keeps {some(sorted(map(str, lost)))}, which the rule here, "
+            f"{lay.rule!r}, does not: it is another optimizer's. Build the optimizer that it was "
+            "saved with, or start with fresh state"
+        )
+
+
+def _moment_of(key: Any) -> str | None:
+    """The moment, factored or not, that a key of lowbit's state belongs to, or None."""
+    found = _own_keys().fullmatch(str(key))
+    return None if found is None else found["moment"]
+
+
+def lost_compensation(lay: Layout, saved: Mapping[str, Any]) -> str | None:
+    """The parameter format of saved correction bits, where a 16-bit weight keeps none here."""
+    if lay.compensation or lay.dtype == torch.float32:
+        return None
+    kept = (str(key) for key in saved if is_own_key(key))
+    return next((key.removeprefix("param_") for key in kept if key.startswith("param_")), None)
+
+
 @functools.cache
 def _own_keys() -> re.Pattern[str]:
     """Matches the keys that state of any rule in any format has."""
@@ -310,9 +338,8 @@ def _own_keys() -> re.Pattern[str]:
         ("step", "stream", "shape", "projection", "update_norm", "second_momentum_buffer")
     )
     scale = r"_scale(?:_(?:row|column|tensor|rank1_\d+))?"
-    return re.compile(
-        rf"{others}|param_{params}|{any_of(moments)}(?:_row|_col|_{formats}(?:{scale})?)?"
-    )
+    kept = rf"(?P<moment>{any_of(moments)})(?:_row|_col|_{formats}(?:{scale})?)?"
+    return re.compile(rf"{others}|param_{params}|{kept}")
 
 
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:

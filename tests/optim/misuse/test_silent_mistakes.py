@@ -68,6 +68,17 @@ def load_float32_into_8_bits():
     lowbit.AdamW(model.named_parameters()).load_state_dict(wide.state_dict())
 
 
+def load_of_another_rule(there, here):
+    saved = trained(there(net().named_parameters())).state_dict()
+    here(net().named_parameters()).load_state_dict(saved)
+
+
+def load_without_correction_bits():
+    model = nn.Linear(96, 64, bias=False).bfloat16()
+    opt = trained(lowbit.AdamW(model.named_parameters(), param_format="bfloat16_split16"))
+    lowbit.AdamW(model.named_parameters()).load_state_dict(opt.state_dict())
+
+
 # Mistake -> (what is raised, or warned of; what the message must say).
 MISTAKES = {
     "a pattern of a name that is not there": (
@@ -183,6 +194,22 @@ MISTAKES = {
             r"optimizer's format.*embeddings='float32'.*full_precision="
         ),
     ),
+    "state of another rule": (
+        lambda: load_of_another_rule(lowbit.AdamW, lowbit.Lion),
+        ValueError,
+        (
+            r"^parameter '0.weight': state\[0\] keeps 'exp_avg_sq', which the rule here, 'lion', "
+            r"does not: it is another optimizer's"
+        ),
+    ),
+    "correction bits that this optimizer does not keep": (
+        load_without_correction_bits,
+        UserWarning,
+        (
+            r"^the state that is loaded has correction bits for 'weight', and this optimizer keeps "
+            r"none.* param_format='bfloat16_split16'"
+        ),
+    ),
     "other shapes": (
         load_other_shapes,
         ValueError,
@@ -192,6 +219,15 @@ MISTAKES = {
         ),
     ),
 }
+
+
+@pytest.mark.parametrize("there, here", [("AdamW", "SGD"), ("LAMB", "Lion"), ("Adagrad", "SGD")])
+def test_state_of_another_rule_changes_nothing(there, here):
+    saved = trained(getattr(lowbit, there)(net().named_parameters(), lr=1e-3)).state_dict()
+    opt = trained(getattr(lowbit, here)(net().named_parameters(), lr=1e-4))
+    with pytest.raises(ValueError, match="is another optimizer's"):
+        opt.load_state_dict(saved)
+    assert opt.param_groups[0]["lr"] == 1e-4
 
 
 def said(mistake):
