@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import glob
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -16,6 +17,8 @@ from lowbit.config.overrides import clean_name, remember_names
 from lowbit.config.types import StateFormat
 
 HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
+# What PEFT puts behind the name of a layer that it wraps: `score.modules_to_save.default`.
+_PEFT_PARTS = re.compile(r"\.(?:modules_to_save\.[^.]+|original_module|base_layer)$")
 _Special: TypeAlias = tuple[list[nn.Module], StateFormat | None]
 
 
@@ -29,12 +32,12 @@ def param_groups(
     """Named groups for an optimizer: embeddings and output heads, and all else.
 
     Embeddings are the weights of `nn.Embedding` and `nn.EmbeddingBag`, and weights tied to them.
-    Heads are `nn.Linear` layers called lm_head, embed_out, output, head or score; or the model's
-    last linear layer, if it is as wide as a vocabulary (`out_features` is some embedding's
-    `num_embeddings`). A weight that is both counts as an embedding. All of them keep the
-    optimizer's `state_format` unless said otherwise: 8-bit state changes the loss by less than
-    chance, as no block has values of two rows (docs/quality.md). Optimizers with a `rank` step
-    them without a subspace.
+    Heads are `nn.Linear` layers called lm_head, embed_out, output, head or score, also inside a
+    wrapper of PEFT; or the model's last linear layer, if it is as wide as a vocabulary
+    (`out_features` is some embedding's `num_embeddings`). A weight that is both counts as an
+    embedding. All of them keep the optimizer's `state_format` unless said otherwise: 8-bit state
+    changes the loss by less than chance, as no block has values of two rows (docs/quality.md).
+    Optimizers with a `rank` step them without a subspace.
 
     Args:
         model: before or after `fully_shard`. Wrappers of DDP, FSDP1 and torch.compile are ignored.
@@ -195,7 +198,7 @@ def _embeddings(model: nn.Module) -> list[nn.Module]:
 def _heads(model: nn.Module) -> list[nn.Module]:
     """The linear layers that are output heads, by their names or their width."""
     named = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
-    linears = [(clean_name(name + ".").rstrip("."), m) for name, m in named]
+    linears = [(_PEFT_PARTS.sub("", clean_name(name + ".").rstrip(".")), m) for name, m in named]
     heads: list[nn.Module] = [m for name, m in linears if name.rsplit(".", 1)[-1] in HEAD_NAMES]
     widths = {m.num_embeddings for m in _embeddings(model)}
     if linears and linears[-1][1].out_features in widths:

@@ -38,7 +38,8 @@ def _handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
     in the same order on all ranks.
     """
     for path, module in model.named_modules():
-        handle = getattr(module, "_handle", None)
+        # Its own: wrappers such as PEFT's have the attributes of the module inside.
+        handle = vars(module).get("_handle")
         flat = getattr(handle, "flat_param", None)
         if flat is not None:
             yield path, handle, flat

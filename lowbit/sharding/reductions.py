@@ -166,7 +166,8 @@ def units(model: nn.Module) -> list[Unit]:
     found: dict[int, Any] = {}
     module: Any
     for module in model.modules():
-        if hasattr(module, "set_custom_reduce_scatter"):
+        # Its own: wrappers such as PEFT's have the attributes of the module inside.
+        if hasattr(type(module), "set_custom_reduce_scatter"):
             found.setdefault(id(module._get_fsdp_state()), module)
     return [Unit(module) for module in found.values()]
 
@@ -179,9 +180,7 @@ def fsdp1_modules(model: nn.Module) -> list[Any]:
 
 
 def _fsdp1(model: nn.Module) -> list[Any]:
-    return [
-        m for m in model.modules() if hasattr(m, "register_comm_hook") and hasattr(m, "_handle")
-    ]
+    return [m for m in model.modules() if hasattr(m, "register_comm_hook") and "_handle" in vars(m)]
 
 
 def done(t: Tensor) -> torch.futures.Future[Tensor]:
