@@ -5,7 +5,7 @@
 
 namespace lowbit::cuda {
 
-constexpr int kProbes = 12;
+constexpr int kProbes = 15;
 
 /// The results for the words a and b.
 __device__ __forceinline__ void probe_two(uint32_t a, uint32_t b, uint32_t* out) {
@@ -23,6 +23,9 @@ __device__ __forceinline__ void probe_two(uint32_t a, uint32_t b, uint32_t* out)
   out[9] = sign_bytes(words);
   out[10] = upper_halves(a, b);
   out[11] = static_cast<uint32_t>(__ffs(static_cast<int>(a)));
+  out[12] = float_bits(half_rounded(x));
+  out[13] = floor_bits(static_cast<float>(static_cast<int32_t>(a)) * 0x1p-24f, 0x1.8p23f);
+  out[14] = low_bytes(words);
 }
 
 /// Of each pair; then the largest first word of each warp.

@@ -107,6 +107,11 @@ def permute(to: str, a: str, b: str, digits: str) -> list[str]:
     return [*made, f"mov.b32 {to}, %xr2;"]
 
 
+def add_down(to: str, a: str, b: str) -> list[str]:
+    """a + b, rounded down, for an integer b beyond 2^23, beside which a sum has no fraction."""
+    return [f"cvt.rmi.f32.f32 %xf0, {a};", f"add.f32 {to}, %xf0, {b};"]
+
+
 def off_by_a_step(exact: str) -> Callable[..., list[str]]:
     """An approximation that flushes subnormal numbers: a normal result is a step below, the exact
     one, or a step above, as a hash of its bits says.
@@ -146,6 +151,7 @@ SEQUENCES: dict[str, Callable[..., list[str]]] = {
     "dp2a.lo.u32.u32": dot(halves=True),
     "redux.sync.max.u32": warp_max,
     "max.NaN.f32": max_nan,
+    "add.rm.f32": add_down,
     "prmt.b32": permute,
     "cvt.rn.bf16x2.f32": two_bfloat16,
     "bfind.shiftamt.u32": shift_amount,

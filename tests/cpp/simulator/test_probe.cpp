@@ -50,8 +50,9 @@ int main() {
     cuda::probe_two(in[2 * i], in[2 * i + 1], want);
     const uint32_t magnitude = in[2 * i] & 0x7fffffffu;
     const bool invertible = magnitude >= 0x00800000u && magnitude <= 0x7e800000u;  // as promised
+    const bool finite = magnitude < 0x7f800000u;
     for (int k = 0; k < cuda::kProbes; ++k)
-      if (k != 1 || invertible)
+      if ((k != 1 || invertible) && (k != 12 || finite))
         same(out[cuda::kProbes * i + static_cast<size_t>(k)], want[k], i, k);
     for (size_t lane = 0; lane < cuda::kLanes; ++lane)
       most = std::max(most, in[2 * (i / cuda::kLanes * cuda::kLanes + lane)]);
