@@ -296,16 +296,29 @@ def is_own_key(key: Any) -> bool:
 
 
 def check_rule(lay: Layout, saved: Mapping[str, Any], key: Any) -> None:
-    """Raises ValueError if saved state has a moment that the rule does not keep: a load would lose
-    it, and step by another rule with the settings of the saved one.
+    """Raises ValueError if saved state has a moment that neither the rule nor a variant of it
+    keeps: a load would lose it, and step by another rule with the settings of the saved one.
     """
-    lost = {_moment_of(name) for name in saved} - {_moment_of(name) for name in lay.keys} - {None}
-    if lost:
+    kept = {_moment_of(name) for name in lay.keys} | _moments_of_variants(lay.rule) | {None}
+    if lost := {_moment_of(name) for name in saved} - kept:
         raise ValueError(
             f"state[{key!r}] keeps {some(sorted(map(str, lost)))}, which the rule here, "
             f"{lay.rule!r}, does not: it is another optimizer's. Build the optimizer that it was "
             "saved with, or start with fresh state"
         )
+
+
+@functools.cache
+def _moments_of_variants(rule: str) -> frozenset[str]:
+    """The moments of a rule and of its variants, such as `sgd` and `sgd_momentum`: settings choose
+    among them, and a scheduler may change these.
+    """
+
+    def base(name: str) -> str:
+        return name.removeprefix("cautious_").split("_")[0]
+
+    variants = [other for other in ops.entries("rules") if base(other["name"]) == base(rule)]
+    return frozenset(slot["name"] for other in variants for slot in other["slots"])
 
 
 def _moment_of(key: Any) -> str | None:
