@@ -90,7 +90,8 @@ def page(report: dict[str, Any]) -> str:
     )
     rows = []
     for row in case["rows"]:
-        count = counts.get(f"step_fast<{KERNELS.get(row['name'])}>")
+        kernel = KERNELS.get(row["name"])
+        count = counts.get(f"step_fast<{kernel}>") if kernel else None
         times = sorted(t for t in row["seconds"] if t)
         if count is None or not times:
             continue

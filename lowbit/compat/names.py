@@ -55,9 +55,11 @@ def _near(name: str) -> str:
     if name.startswith("_"):  # such as what copy and inspect look for
         return ""
     public = [key for key in sys.modules["lowbit"].__all__ if not key.startswith("_")]
-    if isinstance(getattr(torch.optim, name, None), type):  # RAdam is another algorithm than Adam
+    optimizer = getattr(torch.optim, name, None)
+    if isinstance(optimizer, type) and optimizer is not torch.optim.Optimizer:
+        # RAdam is another algorithm than Adam.
         *here, last = sorted(key for key in public if hasattr(torch.optim, key))
-        return f"; of torch.optim it has {', '.join(here)} and {last}"
+        return f"; of torch's optimizers it has {', '.join(here)} and {last}"
     plain = name.lower().replace("_", "")
     same = [key for key in public if key.lower().replace("_", "") == plain]
     return did_you_mean(name, same or public, cutoff=0.0 if same else 0.8)

@@ -46,14 +46,13 @@ def did_you_mean(word: str, known: Iterable[str], *, cutoff: float = 0.7) -> str
     return f"; did you mean {found[0]!r}?" if found else ""
 
 
-def no_attribute(message: str, asking: int = 2) -> NoReturn:
+def no_attribute(message: str) -> NoReturn:
     """Raises AttributeError for a name that a module lacks, or ImportError where the name is
-    imported: `from MODULE import NAME` says nothing of what an AttributeError said.
-
-    Args:
-        asking: how many frames above this one asked the module for the name.
+    imported: `from MODULE import NAME` says nothing of what an AttributeError said. A module's
+    `__getattr__` calls it.
     """
-    if sys._getframe(asking).f_globals.get("__name__") == "importlib._bootstrap":
+    asking = sys._getframe(2)
+    if asking.f_globals.get("__name__") == "importlib._bootstrap":
         raise ImportError(message)
     raise AttributeError(message)
 

@@ -110,8 +110,8 @@ def bind(engine: Any, *, export: str | None = None) -> None:
 
     Raises:
         TypeError: `engine` is not an engine of DeepSpeed, or its optimizer is not one of lowbit's.
-        ValueError: what is configured is not supported, such as NVMe offload;
-            or the rule needs whole matrices.
+        ValueError: what is configured is not supported, such as NVMe offload; the rule needs whole
+            matrices; or `export` is given, and there are no partitions.
         RuntimeError: the optimizer was stepped before.
     """
     if not hasattr(engine, "optimizer"):
@@ -127,6 +127,11 @@ def bind(engine: Any, *, export: str | None = None) -> None:
         )
     slices = list(_slices(zero))
     if not slices:
+        if export is not None:
+            raise ValueError(
+                f"export={export!r} is for the flat partitions of ZeRO, and this engine has none: "
+                "leave it out, or use stage 1, 2 or 3"
+            )
         return
     if refused := _refused(engine, zero):
         raise ValueError(f"lowbit does not support DeepSpeed's {refused}")

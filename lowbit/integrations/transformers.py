@@ -270,8 +270,8 @@ def build(
     under_deepspeed = deepspeed_config() is not None
     if export is not None and not under_deepspeed:
         raise ValueError(
-            f"export={export!r} is an option under DeepSpeed, of which no configuration is active: "
-            "leave it out. Under FSDP1 float32 moments are saved in any case"
+            f"export={export!r} needs DeepSpeed, and no DeepSpeed configuration is active: leave "
+            "it out. FSDP1 always saves float32 moments"
         )
     muon = isinstance(cls, type) and issubclass(cls, lowbit.MuonWithAdamW)
     parts_of = lowbit.muon_param_groups if muon else lowbit.param_groups

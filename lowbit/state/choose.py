@@ -9,6 +9,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from lowbit import ops, sharding
@@ -124,11 +125,15 @@ def is_frozen(p: Tensor) -> bool:
     return not getattr(p, "requires_grad", True) and p.grad is None
 
 
-def _no_param_format(name: str) -> ValueError:
-    """The error about a name that no parameter format has."""
+def _no_param_format(name: object, dtype: torch.dtype) -> ValueError:
+    """The error about what no parameter format is called, for a parameter of this dtype."""
     known = [*_BY_DTYPE, *(entry["name"] for entry in ops.entries("param"))]
-    ending = [each for each in known if each.endswith(f"_{name}")]  # bfloat16_kahan, of kahan
-    meant = did_you_mean(name, ending[:1] or known, cutoff=0.0 if ending else 0.7)
+    word = str(name).lower()
+    ending = [each for each in known if each.endswith(f"_{word}")]  # bfloat16_kahan, of Kahan
+    if dtype != torch.float32:  # which has none of these: bfloat16's are meant
+        own = str(dtype).removeprefix("torch.")
+        ending = [each for each in ending if each.startswith(f"{own}_")]
+    meant = did_you_mean(word, ending[:1] or known, cutoff=0.0 if ending else 0.7)
     there = f"{meant} There" if meant else "; there"
     return ValueError(f"no parameter format is named {name!r}{there} are {', '.join(known)}")
 
@@ -149,7 +154,7 @@ def param_format_of(p: Tensor, param_format: str, what: str) -> str:
     possible = f"{', '.join(supported[:-1])} or {supported[-1]}"
     by_dtype = param_format in _BY_DTYPE
     if not by_dtype and param_format not in ops.names("param"):
-        raise _no_param_format(param_format)
+        raise _no_param_format(param_format, p.dtype)
     stored = None if by_dtype else ops.param_format(param_format)["dtype"]
     fits = dtype in supported if by_dtype else dtype == stored
     if not fits and is_frozen(p):

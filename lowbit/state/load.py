@@ -4,6 +4,7 @@ and each parameter's state converted.
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -57,9 +58,14 @@ def load_by_param(
 def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     """`LowbitOptimizer.load_state_dict`. Nothing is changed before all of it is known to fit."""
     if not isinstance(state_dict, Mapping):
+        instead = ""
+        if isinstance(state_dict, (str, os.PathLike)):
+            instead = ": lowbit.load_optimizer(opt, path) reads a file"
+        elif hasattr(state_dict, "state_dict"):
+            instead = ": call its state_dict()"
         raise TypeError(
             f"load_state_dict takes the dict that state_dict() returns, not "
-            f"{type(state_dict).__name__}: lowbit.load_optimizer(opt, path) reads a file"
+            f"{type(state_dict).__name__}{instead}"
         )
     state_dict = state_dict.copy()
     for hook in opt._optimizer_load_state_dict_pre_hooks.values():

@@ -355,13 +355,28 @@ def _own_keys() -> re.Pattern[str]:
     return re.compile(rf"{others}|param_{params}|{kept}")
 
 
+def _advice_on_own(saved: Mapping[str, Any]) -> str:
+    """What to do with state of lowbit's own that lacks something."""
+    moments = {_moment_of(name) for name in saved} - {None}
+    rules = [
+        rule["name"]
+        for rule in ops.entries("rules")
+        if {*(slot["name"] for slot in rule["slots"]), *rule["factors"]} == moments
+    ]
+    if not moments or not rules:
+        return "The checkpoint is incomplete: load another one, or start with fresh state"
+    return (
+        f"It has the moments of lowbit's {some(rules)}: build the optimizer that it was saved "
+        "with. If that is this one, the checkpoint is incomplete: load another one, or start with "
+        "fresh state"
+    )
+
+
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:
     peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
-    if peer is None and "stream" in saved and all(is_own_key(name) for name in saved):
-        peer = "another optimizer of lowbit"
     origin = f"; it looks like the state of {peer}" if peer else ""
-    if peer == "another optimizer of lowbit":
-        advice = "Build that one to load it, or start this one with fresh state"
+    if peer is None and "stream" in saved and all(is_own_key(name) for name in saved):
+        advice = _advice_on_own(saved)
     elif peer in _READ and not is_lazy(saved):  # a lazy one came through load_optimizer already
         advice = (
             "Save it with torch.save, whole, and call lowbit.load_optimizer(opt, "

@@ -67,7 +67,7 @@ def test_a_module_that_hides_one_of_the_standard_library(tree):
     assert code == 1 and statuses["train"] == "failed" and "this is not the profiler" in page
 
 
-def test_a_wrong_keyword_in_a_test_of_kernels_and_a_contestant_that_raises(tree):
+def test_a_wrong_keyword_in_a_test_of_kernels_and_in_training(tree):
     """Neither stage hides the other, nor stops it."""
     plant(
         tree / "tests" / "cuda" / "test_cuda.py", "coded(), **where)", "coded(), rows=1, **where)"

@@ -256,7 +256,11 @@ def test_typing_mistakes_are_one_line_that_goes_on(saved):
             ["verify", "x", "--threads", "0"],
             "--threads: takes a whole number from 1 to 256, not '0'",
         ),
-        (["completion", "tcsh"], "SHELL: is bash, zsh or fish, not 'tcsh'; "),
+        (
+            ["reshard", "x", "y", "--world-size", "010"],  # 8, in C
+            "--world-size: takes a whole number from 1 to 65536, not '010'",
+        ),
+        (["completion", "tcsh"], "SHELL: takes bash, zsh or fish, not 'tcsh'; "),
         (["convert", "x", "y", "--to", "tourch"], "; did you mean torch?"),
     ]:
         said = run(*arguments, code=2).stderr

@@ -95,7 +95,7 @@ def test_an_export_without_deepspeed_is_refused(tmp_path):
     from lowbit.integrations.transformers import from_optim_args
 
     factory, options = from_optim_args(launchers.arguments(tmp_path, optim_args="export=fp32"))
-    with pytest.raises(ValueError, match="export='fp32' is an option under DeepSpeed"):
+    with pytest.raises(ValueError, match="export='fp32' needs DeepSpeed, and no DeepSpeed"):
         factory()(torch.nn.Linear(4, 4), **options)
 
 
@@ -392,6 +392,7 @@ def patched(package, name, folder):
     if sys.pycache_prefix:  # the bytecode of links is that of what they lead to; nobody writes it
         compiled = pathlib.Path(sys.pycache_prefix + str(copy))
         compiled.parent.mkdir(parents=True, exist_ok=True)
+        compiled.unlink(missing_ok=True)  # of an earlier run
         compiled.symlink_to(sys.pycache_prefix + found)
     return copy
 

@@ -71,6 +71,15 @@ def test_float32_copies_of_16_bit_weights_are_named():
         opt.step()
 
 
+def test_an_export_without_partitions_is_refused():
+    """As in stage 0, where checkpoints would keep quantized state without a word."""
+    opt = lowbit.AdamW(parameters())
+    engine = types.SimpleNamespace(optimizer=opt)
+    assert deepspeed.bind(engine) is None
+    with pytest.raises(ValueError, match="export='fp32' is for the flat partitions of ZeRO"):
+        deepspeed.bind(engine, export="fp32")
+
+
 def test_stages_1_and_2_step_one_group_of_flat_partitions_at_a_time():
     weight, bias = parameters()
     opt = lowbit.AdamW([{"params": [weight]}, {"params": [bias], "weight_decay": 0.0}])

@@ -191,7 +191,7 @@ void add_completion(CLI::App& app, std::function<Status()>& chosen) {
       ->check(CLI::Validator(
           [](const std::string& text) {
             const bool known = text == "bash" || text == "zsh" || text == "fish";
-            return known ? "" : "is bash, zsh or fish, not '" + printable(text) + "'";
+            return known ? "" : "takes bash, zsh or fish, not '" + printable(text) + "'";
           },
           "{bash,zsh,fish}"));  // outline.h reads the choices from here
   command->callback([shell, &app, &chosen] {

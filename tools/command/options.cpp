@@ -106,7 +106,10 @@ CLI::Validator whole_number(int64_t least, int64_t most) {
             int64_t number = 0;
             const char* end = text.data() + text.size();
             const auto read = std::from_chars(text.data(), end, number);
-            if (read.ec == std::errc() && read.ptr == end && number >= least && number <= most)
+            // A number that begins with 0 would be read as octal.
+            const bool decimal = text == "0" || !text.starts_with('0');
+            if (decimal && read.ec == std::errc() && read.ptr == end && number >= least &&
+                number <= most)
               return std::string();
             return fmt::format("takes a whole number from {} to {}, not '{}'", least, most,
                                printable(text));

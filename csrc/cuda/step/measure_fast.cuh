@@ -89,7 +89,9 @@ __global__ void __launch_bounds__(kMeasureWarps* kLanes, kMeasureBlocks)
     const int64_t end = first + kStripRows < job.rows ? first + kStripRows : job.rows;
     const bool here = col < job.cols;
     const typename U::Coef coef = *reinterpret_cast<const typename U::Coef*>(job.coef);
-    const Factor& factor = job.factor[0];  // the only one that a round reads
+    // Of CAME's two factors, rounds read the first.
+    static_assert(factors_of<U>() <= 1 || __is_same(U, Came));
+    const Factor& factor = job.factor[0];
     const Factor& sums = job.factor[kGrid ? U::grid_factor(kRound) : 0];
     int64_t* const columns = kGrid ? sums.col_sums + col * ExactSum::kWords : nullptr;
     int64_t* const grid_total = kGrid && job.one_matrix() ? own.totals[kGridTotal] : nullptr;

@@ -176,7 +176,7 @@ MISTAKES = {
             trained(lowbit.Lion(net().named_parameters())).state_dict()
         ),
         ValueError,
-        r"it has no exp_avg_sq; it looks like the state of another optimizer of lowbit.*Build that",
+        r"it has no exp_avg_sq.*It has the moments of lowbit's .*'lion'.*: build the optimizer",
     ),
     "an optimizer loaded after float32 weights": (
         load_after_float32_weights,
@@ -428,6 +428,25 @@ def test_gradients_of_a_model_are_clipped_by_its_parameters(take):
     take(weights, 1.0)
 
 
+@pytest.mark.parametrize(
+    "given, said",
+    [
+        ("run.pt", "not str: lowbit.load_optimizer(opt, path) reads a file"),
+        (build(), "not AdamW: call its state_dict()"),
+        ([], "not list"),
+    ],
+)
+def test_what_load_state_dict_takes(given, said):
+    with pytest.raises(TypeError, match=rf"^load_state_dict takes the dict .* {re.escape(said)}$"):
+        build().load_state_dict(given)
+
+
+def test_formats_of_float16_weights_that_are_meant():
+    halves = torch.nn.Linear(64, 64).half()
+    with pytest.raises(ValueError, match="did you mean 'float16_kahan'"):
+        lowbit.AdamW(halves.named_parameters(), param_format="kahan")
+
+
 @pytest.mark.parametrize("rounding", ["stochastic", "exact"])
 def test_the_gradients_of_a_model_are_accumulated(rounding):
     with pytest.raises(
@@ -442,7 +461,10 @@ def test_the_gradients_of_a_model_are_accumulated(rounding):
         ("kahan", "no parameter format is named 'kahan'; did you mean 'bfloat16_kahan'? "),
         ("bfloat16_khan", "; did you mean 'bfloat16_kahan'? "),
         ("autos", "; did you mean 'auto'? "),
+        ("Kahan", "no parameter format is named 'Kahan'; did you mean 'bfloat16_kahan'? "),
         ("zzz", "no parameter format is named 'zzz'; there are auto, nearest, float32, "),
+        (None, "no parameter format is named None; there are auto, nearest, float32, "),
+        (torch.bfloat16, "no parameter format is named torch.bfloat16"),
     ],
 )
 def test_formats_of_weights_that_are_meant(wrong, said):

@@ -14,7 +14,7 @@ namespace {
 constexpr std::string_view kSuffix = ".pt";
 constexpr const char* kWeight = "fp32.pt";
 
-/// Whether a file or folder is the system's, such as .DS_Store. "." and ".." are.
+/// Whether a file or folder is the system's, such as .DS_Store.
 bool is_hidden(const std::string& name) { return name.starts_with('.'); }
 
 /// A parameter that ZeRO flattens.
@@ -34,7 +34,9 @@ class UniversalReader {
     ASSIGN_OR_RETURN(common, parts_.read("zero/optimizer_state.pt"));
     common_ = common;
     for (const std::string& name : names) {
-      if (name == "optimizer_state.pt" || (is_hidden(name) && !params_.contains(name))) continue;
+      if (!is_entry_name(name) || name == "optimizer_state.pt" ||
+          (is_hidden(name) && !params_.contains(name)))
+        continue;
       ASSIGN_OR_RETURN(folder, zero->folder(name));
       ASSIGN_OR_RETURN(files, folder->list());
       std::erase_if(files, [](const std::string& file) {

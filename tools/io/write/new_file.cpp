@@ -105,8 +105,8 @@ Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool r
   std::string temporary = parent + partial_name(name);
   const int fd = ::mkostemp(temporary.data(), O_CLOEXEC);
   if (fd < 0)
-    return failed("cannot write " + printable(path) +
-                  ": its folder takes no new file: " + reason());
+    return failed("cannot write " + printable(path) + ": no file can be created in its folder (" +
+                  reason() + ")");
   // mkostemp's file is private; a checkpoint has the mode that open() would give, and is no more
   // open than what is in it was.
   const mode_t mask = ::umask(0);
