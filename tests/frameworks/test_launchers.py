@@ -393,7 +393,7 @@ def patched(package, name, folder):
         compiled = pathlib.Path(sys.pycache_prefix + str(copy))
         compiled.parent.mkdir(parents=True, exist_ok=True)
         compiled.unlink(missing_ok=True)  # of an earlier run
-        compiled.symlink_to(sys.pycache_prefix + found)
+        compiled.symlink_to(sys.pycache_prefix + str(found))
     return copy
 
 

@@ -8,7 +8,7 @@ from fractions import Fraction
 import hypothesis.strategies as st
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from torch import nn
 
 import lowbit
@@ -51,6 +51,7 @@ def test_means_do_not_depend_on_splits(case):
     addends = torch.tensor(x)
     if dtype != torch.float32:
         addends = addends.to(torch.bfloat16)
+        assume(bool(addends.isfinite().all()))  # the largest float32 numbers round to infinity
     terms = len(x)
     whole = torch.empty(1, dtype=dtype)
     ops.mean_of([], [addends.view(-1, 1)], [whole], terms, terms)
