@@ -137,6 +137,14 @@ struct Fixed<F> {
   };
 };
 
+/// 8-bit codes, each in the lowest byte of a word; those of zero where `coded` is not ones but zeros.
+template <class F>
+__device__ __forceinline__ void pack_codes(const uint32_t (&code)[kEach], uint32_t coded,
+                                           StatePack<F>& pack) {
+  constexpr uint32_t kZeros = F::kZeroCode * 0x01010101u;
+  for (int i = 0; i < 2; ++i) pack.word[i] = (low_bytes(code + 4 * i) & coded) | (kZeros & ~coded);
+}
+
 // ---- companded codes ----
 
 template <class F>
@@ -212,9 +220,7 @@ struct Fixed<F> {
         const typename F::Scale s{scale, divisor, true};
         for (int e = 0; e < kEach; ++e) code[e] = F::quantize(s.to_z(x[e]));
       }
-      constexpr uint32_t kZeros = F::kZeroCode * 0x01010101u;
-      for (int i = 0; i < 2; ++i)
-        pack.word[i] = (low_bytes(code + 4 * i) & coded) | (kZeros & ~coded);
+      pack_codes<F>(code, coded, pack);
     }
   };
 };
@@ -246,9 +252,7 @@ struct Fixed<F> {
       uint32_t code[kEach];
       const uint32_t coded = scale.coded ? ~0u : 0u;
       for (int e = 0; e < kEach; ++e) code[e] = F::quantize(scale.to_z(x[e]));
-      constexpr uint32_t kZeros = F::kZeroCode * 0x01010101u;
-      for (int i = 0; i < 2; ++i)
-        pack.word[i] = (low_bytes(code + 4 * i) & coded) | (kZeros & ~coded);
+      pack_codes<F>(code, coded, pack);
     }
   };
 };
