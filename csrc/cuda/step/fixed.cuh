@@ -137,7 +137,7 @@ struct Fixed<F> {
   };
 };
 
-/// 8-bit codes, each in the lowest byte of a word; those of zero where `coded` is not ones but zeros.
+/// 8-bit codes, each in the lowest byte of a word; those of zero where `coded` is zeros, not ones.
 template <class F>
 __device__ __forceinline__ void pack_codes(const uint32_t (&code)[kEach], uint32_t coded,
                                            StatePack<F>& pack) {
