@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import glob
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ def param_groups(
     *,
     embeddings: StateFormat | None = None,
     heads: StateFormat | None = None,
+    no_decay: bool | Sequence[str] = False,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Named groups for an optimizer: embeddings and output heads, and all else.
@@ -44,21 +45,29 @@ def param_groups(
         embeddings: the `state_format` of embeddings, tied or not, such as "float32"; None (default)
             is the optimizer's.
         heads: that of heads which are not tied to an embedding; None (default) is the optimizer's.
+        no_decay: what gets `weight_decay=0.0`. True: biases, all else with fewer than two
+            dimensions, and the weights of `nn.LayerNorm` and `nn.RMSNorm`; or patterns of names
+            (`fnmatch`), such as ["*.bias", "*norm*"]. False (default): nothing. Dimensions are
+            those of the whole parameter, also where FSDP1 shows a flat slice of it.
         options: added to all groups (`lr=...`, `weight_decay=...`).
 
     Returns:
         Groups with `params` and `param_names`: all else, and one for each format that embeddings
-        and heads have. Parameters that require no gradient are left out. A
+        and heads have; each in two where `no_decay` divides it, what decays first. Parameters that
+        require no gradient are left out. A
         parameter that FSDP1 flattened (`use_orig_params=False`) is in the first group, whose
         `full_precision` (float32) or `overrides` then name the weights in it. These `overrides`
         take the place of the optimizer's: pass those here.
 
     Raises:
         TypeError: `model` is not a module, such as `model.parameters()`.
+        ValueError: a pattern of `no_decay` matches no name, or it divides what FSDP1 flattened
+            into one parameter.
     """
     check_model("param_groups", model)
     special = _special(model, embeddings, heads)
-    return _grouped(model, [_flattened(model, special, options)], special, lambda name, p: 0)
+    groups = [_flattened(model, special, options)]
+    return _grouped(model, groups, special, lambda name, p: 0, no_decay)
 
 
 def muon_param_groups(
@@ -67,6 +76,7 @@ def muon_param_groups(
     adamw: Sequence[str] = (),
     embeddings: StateFormat | None = None,
     heads: StateFormat | None = None,
+    no_decay: bool | Sequence[str] = False,
     **options: Any,
 ) -> list[dict[str, Any]]:
     """Named groups for `lowbit.MuonWithAdamW`: hidden matrices are stepped by Muon,
@@ -83,6 +93,7 @@ def muon_param_groups(
             none by default.
         embeddings: as in `param_groups`.
         heads: as in `param_groups`.
+        no_decay: as in `param_groups`.
         options: added to all groups (`lr=...`, `weight_decay=...`).
 
     Returns:
@@ -94,17 +105,13 @@ def muon_param_groups(
     """
     check_model("muon_param_groups", model)
     other = {id(p) for m in model.modules() if isinstance(m, _ConvNd) for p in m.parameters(False)}
-    patterns = (adamw,) if isinstance(adamw, str) else tuple(adamw)
-    unmatched = set(patterns)
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
             raise ValueError(
                 f"parameter {clean_name(name)!r} is a flat shard of FSDP1, and Muon needs whole "
                 "matrices; use fully_shard"
             )
-        unmatched -= {pattern for pattern in patterns if fnmatch.fnmatch(clean_name(name), pattern)}
-    if unmatched:
-        raise ValueError(f"adamw={min(unmatched)!r} matches the name of no parameter")
+    patterns = _patterns("adamw", adamw, (clean_name(name) for name, _ in model.named_parameters()))
 
     def stepped_by_adamw(name: str, p: Tensor) -> int:
         known = clean_name(name)
@@ -112,7 +119,17 @@ def muon_param_groups(
         return int(not _is_matrix(p) or id(p) in other or "embed" in known or hit)
 
     groups = [{"use_muon": use_muon, **options} for use_muon in (True, False)]
-    return _grouped(model, groups, _special(model, embeddings, heads), stepped_by_adamw)
+    return _grouped(model, groups, _special(model, embeddings, heads), stepped_by_adamw, no_decay)
+
+
+def _patterns(option: str, given: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:
+    """The patterns of an option, each of which matches one of the names at least."""
+    patterns = (given,) if isinstance(given, str) else tuple(given)
+    known = list(names)
+    for pattern in patterns:
+        if not fnmatch.filter(known, pattern):
+            raise ValueError(f"{option}={pattern!r} matches the name of no parameter")
+    return patterns
 
 
 def _special(
@@ -134,10 +151,13 @@ def _grouped(
     groups: Sequence[Mapping[str, Any]],
     special: Sequence[_Special],
     number: Callable[[str, Tensor], int],
+    no_decay: bool | Sequence[str],
 ) -> list[dict[str, Any]]:
     """Those of `groups`, and of embeddings and heads as the last of them is but for their format,
-    that have parameters; `number` says which of `groups` any other parameter is in.
+    that have parameters; `number` says which of `groups` any other parameter is in. Each is two
+    where a part of it does not decay.
     """
+    exempt = _without_decay(model, no_decay)
     formats: list[StateFormat | None] = []
     place: dict[int, int] = {}
     for modules, chosen in special:
@@ -145,15 +165,64 @@ def _grouped(
             formats.append(chosen)
         place |= {id(m.weight): len(groups) + formats.index(chosen) for m in modules}
     own = [{**groups[-1], "rank": None, **_kept(chosen)} for chosen in formats]
-    made = [{**group, "params": [], "param_names": []} for group in (*groups, *own)]
+    made = [
+        {**group, **decay, "params": [], "param_names": []}
+        for group in (*groups, *own)
+        for decay in ({}, {"weight_decay": 0.0})
+    ]
     for name, p in model.named_parameters():  # a tied parameter comes once
         if p.requires_grad:
-            group = made[place[id(p)] if id(p) in place else number(name, p)]
+            index = place[id(p)] if id(p) in place else number(name, p)
+            group = made[2 * index + (id(p) in exempt)]
             group["params"].append(p)
             group["param_names"].append(name)
     for group in made:
         remember_names(group["params"], group["param_names"])
     return [group for group in made if group["params"]]
+
+
+def _without_decay(model: nn.Module, no_decay: bool | Sequence[str]) -> set[int]:
+    """The ids of the parameters that get no weight decay. What FSDP1 shows of a parameter is a
+    vector, whatever the parameter is: its own name and shape decide.
+    """
+    if no_decay is False:
+        return set()
+    members = {
+        # DeepSpeed's ZeRO 3 leaves an empty vector of a parameter, with the shape beside it.
+        id(p): [(clean_name(name), getattr(p, "ds_shape", p.shape))]
+        for name, p in model.named_parameters()
+    }
+    flat: dict[int, list[tuple[str, Sequence[int]]]] = {}
+    for each in sharding.flat_slices_of(model, clean_name):
+        flat.setdefault(id(each.tensor), []).append((each.name, each.shape))
+    members |= flat
+    names = [name for entries in members.values() for name, _ in entries]
+    if no_decay is True:
+        norms = [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm))]
+        known = {id(getattr(m, "weight", None)) for m in norms}
+        scales = {name for i in known & members.keys() for name, _ in members[i]}
+        scales.update(sharding.flattened_weights(model, norms, clean_name))
+        chosen = {
+            name
+            for entries in members.values()
+            for name, shape in entries
+            if len(shape) < 2 or name.endswith("bias") or name in scales
+        }
+    else:
+        patterns = _patterns("no_decay", no_decay, names)
+        chosen = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    exempt = set()
+    for i, entries in members.items():
+        without = [name for name, _ in entries if name in chosen]
+        if without and len(without) < len(entries):
+            other = next(name for name, _ in entries if name not in chosen)
+            raise ValueError(
+                f"FSDP1 flattened {without[0]!r}, which no_decay names, and {other!r}, which it "
+                "does not, into one parameter: wrap with use_orig_params=True"
+            )
+        if without:
+            exempt.add(i)
+    return exempt
 
 
 def _flattened(

@@ -56,6 +56,30 @@ def wide(kind: str, tied: bool) -> list[str]:
     return sorted(found)
 
 
+def without_decay(kind: str) -> list[str] | str:
+    """The names of parameters that do not decay, under FSDP1 with a unit for a layer."""
+    model = nn.ModuleDict(
+        {"words": nn.Embedding(100, 64), "plane": nn.LayerNorm((4, 64)), "layer": nn.Linear(64, 96)}
+    )
+    if kind != "plain":
+        orig = kind == "orig"
+        for name in ("words", "plane", *(("layer",) if orig else ())):
+            model[name] = FullyShardedDataParallel(model[name], use_orig_params=orig, device_id=CPU)
+        model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
+    try:
+        groups = lowbit.param_groups(
+            model, weight_decay=0.1, no_decay=["plane.*"] if kind == "flat" else True
+        )
+    except ValueError as error:
+        return str(error)
+    return sorted(
+        lowbit.config.overrides.clean_name(name)
+        for group in groups
+        for name in group["param_names"]
+        if group["weight_decay"] == 0.0
+    )
+
+
 def wrapped_later(bound: bool, what: str) -> str:
     """A step, or the state dict, of an optimizer that was built before FSDP1 took its
     parameters.

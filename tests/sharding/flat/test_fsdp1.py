@@ -25,6 +25,20 @@ def test_param_groups_finds_a_head_in_a_wrapper():
     assert wide("checkpoint_wrapper", False) == wide("plain", False)
 
 
+def test_what_decays_goes_by_shapes_of_whole_parameters(pool):
+    """FSDP1 shows vectors, whatever the parameters are."""
+    plain = fsdp1_worker.without_decay("plain")
+    assert plain == ["layer.bias", "plane.bias", "plane.weight"]
+    assert pool.run(2, fsdp1_worker.without_decay, "orig") == [plain, plain]
+
+
+def test_a_flat_parameter_decays_or_not_as_a_whole(pool):
+    assert pool.run(2, fsdp1_worker.without_decay, "flat") == [["plane._flat_param"]] * 2
+    for message in pool.run(2, fsdp1_worker.without_decay, "mixed"):
+        assert "'layer.bias', which no_decay names, and 'layer.weight', which it does" in message
+        assert "use_orig_params=True" in message
+
+
 @pytest.mark.parametrize("what", ["step", "state_dict"])
 def test_an_optimizer_that_is_older_than_fsdp1_is_refused_until_it_is_bound(pool, what):
     for message in pool.run(2, fsdp1_worker.wrapped_later, False, what):

@@ -1,0 +1,101 @@
+"""Groups that `param_groups` and `muon_param_groups` make, by what decays."""
+
+import fnmatch
+
+import pytest
+import torch
+from torch import nn
+
+import lowbit
+
+
+class Net(nn.Module):
+    """Biases of one and of two dimensions, norms of one and of two, an embedding and a head."""
+
+    def __init__(self):
+        super().__init__()
+        self.tokens = nn.Embedding(300, 64)
+        self.norm, self.plane = nn.RMSNorm(64), nn.LayerNorm((4, 64))
+        self.body = nn.Linear(64, 96)
+        self.experts = nn.ParameterDict(
+            {"down": torch.ones(2, 96, 64), "down_bias": torch.ones(2, 64), "gain": torch.ones(())}
+        )
+        self.lm_head = nn.Linear(64, 300, bias=False)
+
+
+def decays(groups):
+    """Parameters' names by weight decay; each in one group, and beside those of the same kind."""
+    named = [(name, g["weight_decay"]) for g in groups for name in g["param_names"]]
+    assert len(named) == len(dict(named)) == sum(len(g["params"]) for g in groups)
+    return {
+        decay: sorted(name for name, other in named if other == decay)
+        for decay in sorted({decay for _, decay in named})
+    }
+
+
+VECTORS = ["body.bias", "experts.down_bias", "experts.gain"]
+NORMS = ["norm.weight", "plane.bias", "plane.weight"]
+MATRICES = ["body.weight", "experts.down", "lm_head.weight", "tokens.weight"]
+
+
+@pytest.mark.parametrize("make", [lowbit.param_groups, lowbit.muon_param_groups])
+def test_biases_and_norms_do_not_decay(make):
+    net = Net()
+    groups = make(net, weight_decay=0.1, no_decay=True)
+    assert decays(groups) == {0.0: sorted(VECTORS + NORMS), 0.1: MATRICES}
+    assert decays(make(net, weight_decay=0.1)) == {0.1: sorted(VECTORS + NORMS + MATRICES)}
+
+
+@pytest.mark.parametrize("make", [lowbit.param_groups, lowbit.muon_param_groups])
+@pytest.mark.parametrize("given", [["*norm*", "tokens.*"], "*bias"])
+def test_patterns_name_what_does_not_decay(make, given):
+    names = [name for name, _ in Net().named_parameters()]
+    patterns = [given] if isinstance(given, str) else given
+    chosen = sorted(n for n in names if any(fnmatch.fnmatch(n, each) for each in patterns))
+    found = decays(make(Net(), weight_decay=0.1, no_decay=given))
+    assert found == {0.0: chosen, 0.1: sorted(set(names) - set(chosen))}
+
+
+def test_a_pattern_that_matches_nothing_is_refused():
+    with pytest.raises(ValueError, match=r"no_decay='\*nrom\*' matches the name of no parameter"):
+        lowbit.param_groups(Net(), no_decay=["*bias", "*nrom*"])
+
+
+def test_embeddings_keep_their_format_whatever_decays():
+    net = Net()
+    groups = lowbit.param_groups(
+        net, embeddings="float32", weight_decay=0.1, no_decay=["tokens.*", "body.bias"]
+    )
+    (tokens,) = [g for g in groups if g["param_names"] == ["tokens.weight"]]
+    assert tokens["full_precision"] is True and tokens["weight_decay"] == 0.0
+    (head,) = [g for g in groups if g["param_names"] == ["lm_head.weight"]]
+    assert "full_precision" not in head and head["weight_decay"] == 0.1
+
+
+def test_what_decays_comes_before_what_does_not():
+    """As scripts that train with torch have it, whose files number parameters so."""
+    net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
+    groups = lowbit.param_groups(net, weight_decay=0.1, no_decay=True)
+    assert [g["param_names"] for g in groups] == [["0.weight"], ["0.bias", "1.weight", "1.bias"]]
+
+
+def test_weights_that_get_no_gradient_move_by_decay_alone():
+    net = Net()
+    before = {name: p.detach().clone() for name, p in net.named_parameters()}
+    opt = lowbit.AdamW(lowbit.param_groups(net, weight_decay=0.5, no_decay=True), lr=0.1)
+    for p in net.parameters():
+        p.grad = torch.zeros_like(p)
+    opt.step()
+    for name, p in net.named_parameters():
+        kept = 0.95 if name in MATRICES else 1.0
+        torch.testing.assert_close(p.detach(), before[name] * kept)
+
+
+def test_the_shape_of_what_zero_3_has_emptied_decides():
+    """DeepSpeed leaves `ds_shape` at a parameter, whose own shape is (0,)."""
+    net = nn.Linear(8, 4)
+    net.weight.ds_shape, net.weight.data = net.weight.shape, torch.empty(0)
+    assert decays(lowbit.param_groups(net, weight_decay=0.1, no_decay=True)) == {
+        0.0: ["bias"],
+        0.1: ["weight"],
+    }
