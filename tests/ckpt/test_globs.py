@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lowbit import checkpoint
-from tests.support.peers.files import need_tool
+from tests.support.peers.files import need_tool, run
 
 pytestmark = pytest.mark.slow
 
@@ -52,3 +52,22 @@ def test_as_in_python(path, pattern):
 @given(pattern=st.text("ab-]!^\\é*[?", min_size=1, max_size=6))
 def test_any_pattern_as_in_python(path, pattern):
     assert chosen(path, pattern) == sorted(n for n in NAMES if fnmatch.fnmatchcase(n, pattern))
+
+
+@pytest.mark.parametrize("command", ["convert", "reshard"])
+def test_an_exclusion_that_fits_nothing_is_said(path, tmp_path, command):
+    """The target would have what it was to leave out."""
+    options = ("--world-size", 1) if command == "reshard" else ()
+
+    def written(*patterns):
+        given = [word for pattern in patterns for word in ("--exclude", pattern)]
+        return run(command, path, tmp_path / str(len(patterns)), *options, *given).stderr
+
+    assert written("a*", "*.weight") == ""
+    assert written("a*", "*.wieght", "xyz") == (
+        "warning: --exclude '*.wieght' matches nothing in the checkpoint; inspect lists its names\n"
+    )
+    if command == "convert":
+        report = checkpoint.convert(path, tmp_path / "by python", exclude=["*.wieght"])
+        (line,) = report["warnings"]
+        assert line.startswith("exclude='*.wieght' matches nothing")

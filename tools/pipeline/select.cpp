@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 
 #include "dialect/tree/algorithm.h"
@@ -20,6 +21,25 @@ namespace {
 bool any_matches(const std::vector<std::string>& patterns, std::string_view name) {
   return std::any_of(patterns.begin(), patterns.end(),
                      [name](const std::string& p) { return glob_matches(p, name); });
+}
+
+/// The first pattern that fits no name is a typing mistake: what to say of it, or nothing.
+std::optional<std::string> unmatched(const char* option, const std::vector<std::string>& patterns,
+                                     const std::vector<std::string>& names) {
+  for (const std::string& pattern : patterns) {
+    if (std::any_of(names.begin(), names.end(),
+                    [&](const std::string& name) { return glob_matches(pattern, name); }))
+      continue;
+    return std::string(option) + " '" + printable(pattern) +
+           "' matches nothing in the checkpoint; inspect lists its names";
+  }
+  return std::nullopt;
+}
+
+std::vector<std::string> leaf_names(const Document& document) {
+  std::vector<std::string> names;
+  for (const Leaf& leaf : document.leaves) names.push_back(leaf.name());
+  return names;
 }
 
 }  // namespace
@@ -70,6 +90,10 @@ void for_places(const Path& path, const Use& use) {
 Document select_to_write(Document document, const Selection& selection,
                          std::vector<std::string>& warnings) {
   if (selection.include.empty() && selection.exclude.empty()) return document;
+  if (!selection.exclude.empty()) {
+    auto line = unmatched("--exclude", selection.exclude, leaf_names(document));
+    if (line) warnings.push_back(std::move(*line));
+  }
   std::map<std::string, int64_t> ends;  // the last place of each list that stays
   std::set<std::string> places;         // those that hold something
   for (const Leaf& leaf : document.leaves) {
@@ -278,22 +302,12 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
 }
 
 Status check_selection(const Document& document, const Selection& selection) {
-  if (selection.include.empty()) return fine();
-  std::vector<std::string> names;
-  for (const Leaf& leaf : document.leaves) names.push_back(leaf.name());
-  return check_selection(names, selection);
+  return selection.include.empty() ? fine() : check_selection(leaf_names(document), selection);
 }
 
 Status check_selection(const std::vector<std::string>& names, const Selection& selection) {
-  for (const std::string& pattern : selection.include) {
-    const bool found = std::any_of(names.begin(), names.end(), [&](const std::string& name) {
-      return glob_matches(pattern, name);
-    });
-    if (!found)
-      return usage("--include '" + printable(pattern) +
-                   "' matches nothing in the checkpoint; inspect lists its names");
-  }
-  return fine();
+  auto line = unmatched("--include", selection.include, names);
+  return line ? Status(usage(std::move(*line))) : fine();
 }
 
 }  // namespace lowbit::ckpt

@@ -41,6 +41,8 @@ Object report(PyObject* callback, const Work& work) {
   std::string out;
   run(callback, [&](const Progress& progress) -> Status {
     ASSIGN_OR_RETURN(made, work(progress));
+    if (made.contains("warnings"))
+      for (Json& line : made["warnings"]) line = in_python(line.get<std::string>());
     out = made.dump(-1, ' ', false, Json::error_handler_t::replace);
     return fine();
   });

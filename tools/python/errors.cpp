@@ -48,8 +48,20 @@ constexpr Word kWords[] = {
 bool is_lower(char c) { return c == '-' || (c >= 'a' && c <= 'z'); }
 bool is_upper(char c) { return c >= 'A' && c <= 'Z'; }
 
-/// The words of the command line are not those of its functions: "--model PATH" is model=PATH here,
-/// and "--to torch" is to='torch'.
+const char* cause_name(Cause cause) {
+  switch (cause) {
+    case Cause::kDamaged:
+      return "damaged";
+    case Cause::kTooLarge:
+      return "too large";
+    case Cause::kOther:
+      return "";
+  }
+  return "";
+}
+
+}  // namespace
+
 std::string in_python(const std::string& text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
@@ -82,20 +94,6 @@ std::string in_python(const std::string& text) {
   }
   return out;
 }
-
-const char* cause_name(Cause cause) {
-  switch (cause) {
-    case Cause::kDamaged:
-      return "damaged";
-    case Cause::kTooLarge:
-      return "too large";
-    case Cause::kOther:
-      return "";
-  }
-  return "";
-}
-
-}  // namespace
 
 void keep_raised() {
   Kept now{};

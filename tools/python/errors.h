@@ -10,6 +10,10 @@
 
 namespace lowbit::ckpt::python {
 
+/// The words of the command line are not those of its functions: "--model PATH" is model=PATH here,
+/// and "--to torch" is to='torch'.
+std::string in_python(const std::string& text);
+
 /// Raises lowbit.checkpoint.CheckpointError.
 [[noreturn]] void raise(const Error& error);
 /// Raises one of Python's own exceptions: `raise(PyExc_ValueError, "...")`.
