@@ -3,8 +3,8 @@
 #   PY=python3            the interpreter to build for (3.10 or later)
 #   TORCH=torch==2.13.0   what to install where PY has no torch; PyPI's Linux wheels bring CUDA, several GB
 .DEFAULT_GOAL := help
-.PHONY: help run check test frameworks programs wheel wheel-twice wheel-check sdist sanitize sanitize-python soak matrix
-.PHONY: races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
+.PHONY: help run check test slow frameworks programs wheel wheel-twice wheel-check sdist sanitize sanitize-python soak
+.PHONY: matrix races simulate gpu bench bench-quick docs fuzz arm64 lint format ci clean setup libraries FORCE
 
 PY ?= python3
 TORCH ?= torch==2.13.0
@@ -88,6 +88,11 @@ else
 test: programs
 	@$(BIN)/ctest --test-dir $(CMAKE_BUILD) --output-on-failure --parallel 2 --no-tests=error --tests-regex "$(T)"
 endif
+
+# What `make check` leaves out of the Python tests, or of N parts of about the same length the I-th.
+PART ?= 1/1
+slow: programs $(VENV)/tests  ## the slow Python tests; PART=I/N: a part of them
+	@LOWBIT_PART=$(PART) $(PYTEST) $(call AT_A_TIME,$(WORKERS)) --durations=20 -m slow
 
 # 550 MB of transformers, accelerate, TRL with pyarrow, lightning, torchtitan, torchtune and launchers; without them
 # their tests say so and are skipped.

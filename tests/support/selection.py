@@ -9,11 +9,13 @@
 
 Files that need what `make frameworks` installs are long. The files that took longest come first, so
 that two workers end together, and products come last. LOWBIT_DURATIONS=1 records what each takes.
+LOWBIT_PART=2/3 is the second of three parts of the slow files, of about the same length.
 """
 
 from __future__ import annotations
 
 import collections
+import functools
 import json
 import os
 import pathlib
@@ -33,7 +35,8 @@ KINDS = {
 WHOLE = "1" in (os.environ.get("LOWBIT_WHOLE"), os.environ.get("LOWBIT_RECORD"))
 LEFT_OUT = {"not slow": "slow", "not long": "long"}
 SAID = re.compile(r"^pytestmark = [^\]]*?\bpytest\.mark\.(slow|long|product|whole)\b", re.M)
-DURATIONS = pathlib.Path(__file__).parent.parent / "durations.json"
+TESTS = pathlib.Path(__file__).parent.parent
+DURATIONS = TESTS / "durations.json"
 
 
 def marks_of(path: pathlib.Path) -> tuple[str, ...]:
@@ -42,6 +45,27 @@ def marks_of(path: pathlib.Path) -> tuple[str, ...]:
         return KINDS["long"]
     said = SAID.search(path.read_text())
     return KINDS[said[1]] if said else ()
+
+
+@functools.cache
+def elsewhere(part: str) -> frozenset[pathlib.Path]:
+    """Of "I/N", the slow files that the other parts have: each goes, the longest first, to the part
+    that has least so far.
+    """
+    number, count = map(int, part.split("/"))
+    if not 1 <= number <= count:
+        raise pytest.UsageError(f"LOWBIT_PART={part}: the first number is 1 to {count}")
+    took = json.loads(DURATIONS.read_text())
+    run = {"slow"} if WHOLE else {"slow", "whole"}
+    files = [p for p in TESTS.rglob("test_*.py") if run & set(marks_of(p)) == {"slow"}]
+    files.sort(key=lambda path: (-took.get(path.name, 1), path.as_posix()))
+    load, others = [0] * count, set()
+    for path in files:
+        least = load.index(min(load))
+        load[least] += took.get(path.name, 1)
+        if least != number - 1:
+            others.add(path)
+    return frozenset(others)
 
 
 def named(path: pathlib.Path, config: pytest.Config) -> bool:
@@ -58,6 +82,8 @@ def pytest_ignore_collect(collection_path: pathlib.Path, config: pytest.Config) 
     if not collection_path.name.startswith("test_") or collection_path.suffix != ".py":
         return None
     if "whole" in marks_of(collection_path) and not (WHOLE or named(collection_path, config)):
+        return True
+    if collection_path in elsewhere(os.environ.get("LOWBIT_PART", "1/1")):
         return True
     if chosen in KINDS:  # -m slow: what has no such mark is not imported, in any of the workers
         return chosen not in marks_of(collection_path) or None
