@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 import lowbit
+from lowbit.environment import described, environment
 from lowbit.optim.ema import FORMATS
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -19,6 +20,10 @@ DTYPES = ("float32", "bfloat16", "float16")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs a command and returns its exit code: 0, or 2 where the arguments do not fit."""
     given = _parser().parse_args(arguments)
+    if given.command == "env":
+        found = environment()
+        sys.stdout.write((json.dumps(found, indent=2) if given.json else described(found)) + "\n")
+        return 0
     try:
         result = lowbit.estimate(
             given.model,
@@ -49,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
         "python -m lowbit", description="Low-bit optimizers for PyTorch."
     )
     parser.add_argument("--version", action="version", version=f"lowbit {lowbit.__version__}")
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
     estimate = commands.add_parser(
         "estimate",
         help="bytes of weights, gradients, state and checkpoint before training",
@@ -105,6 +110,15 @@ def _parser() -> argparse.ArgumentParser:
         help="another argument of the optimizer, such as rank=128 or momentum=0.9; repeatable",
     )
     add("--json", action="store_true", help="numbers of bytes as JSON")
+    env = commands.add_parser(
+        "env",
+        help="versions, processor, GPUs and kernels, for the report of a bug",
+        description=(
+            "Versions, processor, GPUs and the kernels that serve them, for the report of a bug. "
+            "Starts no kernel."
+        ),
+    )
+    env.add_argument("--json", action="store_true", help="the same as JSON")
     return parser
 
 

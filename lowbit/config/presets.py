@@ -290,6 +290,8 @@ def catalog() -> dict[str, Any]:
         `mean_addends`: the most addends of an exact mean.
         `isas`: instruction sets that this processor runs, best last.
         `isa`: the instruction set in use.
+        `cuda`: the GPU architectures that kernels were built for, as CMake names them: "80" is
+            machine code and PTX, "90-real" machine code.
     """
     presets = [
         {

@@ -10,6 +10,7 @@ from lowbit.ops import fakes
 from lowbit.ops.gradient import accumulate, exact_powers, mean_add, mean_of
 from lowbit.ops.library import (
     catalog,
+    cuda_error,
     entries,
     names,
     param_format,
@@ -81,6 +82,7 @@ __all__ = [
     "channel_scales",
     "column_absmax",
     "column_values",
+    "cuda_error",
     "dequantize",
     "dequantize_given",
     "entries",

@@ -64,6 +64,13 @@ def catalog() -> dict[str, Any]:
     return json.loads(operators.catalog())
 
 
+def cuda_error() -> str:
+    """Why CUDA kernels cannot be used here, such as a torch without CUDA; "" if they can.
+    Opens their library, and asks no GPU.
+    """
+    return operators.cuda_error()
+
+
 def entries(kind: str) -> Sequence[Mapping[str, Any]]:
     """The catalog's entries of a kind: "state", "rules" or "param".
     The result is shared: do not change it.

@@ -40,6 +40,7 @@ FLOORS = {
         ("flat",),
         ("compat", "elastic", "fsdp1", "planning"),
         ("__init__",),
+        ("environment",),
         ("integrations", "__main__"),
     ],
     "csrc": [("core",), ("catalog",), ("policy",), ("cpu", "cuda"), ("ops", "libtorch", "python")],

@@ -1,0 +1,93 @@
+"""`python -m lowbit env`: what a report of a bug needs to say of the machine."""
+
+import json
+import types
+
+import pytest
+import torch
+
+import lowbit
+from lowbit import environment, ops
+from lowbit.__main__ import main
+
+
+def test_it_says_what_this_machine_has(capsys):
+    assert main(["env"]) == 0
+    said = capsys.readouterr().out
+    assert said.startswith(f"lowbit {lowbit.__version__}, ")
+    for part in (
+        f"torch {torch.__version__}",
+        f"kernels for {ops.catalog()['isa']} in use",
+        f"{torch.get_num_threads()} threads",
+        "lowbit.checkpoint reads files, lowbit-ckpt ",
+        "numpy ",
+    ):
+        assert part in said, part
+    assert max(map(len, said.splitlines()[:-1])) < 200 and said.count("\n") >= 7
+
+
+def test_the_same_for_machines(capsys):
+    assert main(["env", "--json"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["torch"] == torch.__version__ and found["isa"] in found["isas"]
+    assert found["reader"] is True and found["packages"]["numpy"]
+    assert found["cuda"]["error"] or torch.cuda.is_available()
+
+
+@pytest.mark.parametrize(
+    "architectures, capability, code",
+    [
+        (["80", "90-real", "100-real", "120-real"], (9, 0), "machine code"),
+        (["80", "90-real", "100-real", "120-real"], (8, 9), "machine code"),
+        (["80", "90-real", "100-real", "120-real"], (10, 3), "machine code"),
+        (["80", "90-real", "100-real", "120-real"], (11, 0), "PTX"),
+        (["80", "90-real", "100-real", "120-real"], (7, 5), None),
+        (["90-real"], (10, 0), None),
+        (["89"], (8, 6), None),  # a GPU does not run code of a later minor version
+        (["80-virtual"], (8, 0), "PTX"),
+        ([], (9, 0), None),
+    ],
+)
+def test_how_a_gpu_gets_its_kernels(architectures, capability, code):
+    assert environment.code_for(capability, architectures) == code
+
+
+def test_gpus_are_named(monkeypatch):
+    """As torch would tell of three cards, of which the package has code for the first."""
+    cards = [("NVIDIA H200", 9, 0), ("NVIDIA Thor", 11, 0), ("Tesla T4", 7, 5)]
+    cuda = types.SimpleNamespace(
+        is_available=lambda: True,
+        device_count=lambda: len(cards),
+        get_device_properties=lambda i: types.SimpleNamespace(
+            name=cards[i][0], major=cards[i][1], minor=cards[i][2], total_memory=139 << 30
+        ),
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    catalog = {**ops.catalog(), "cuda": ["80", "90-real"]}
+    monkeypatch.setattr(ops, "catalog", lambda: catalog)
+    monkeypatch.setattr(ops, "cuda_error", lambda: "")
+    lines = environment.described(environment.environment()).splitlines()
+    assert "CUDA kernels: sm_80 sm_90" in lines
+    gpus = [line for line in lines if line.startswith("GPU ")]
+    assert gpus[0] == "GPU 0: NVIDIA H200, sm_90, 139.0 GiB, has kernels"
+    assert "compiles kernels at the first start" in gpus[1]
+    assert gpus[2].endswith("has no kernels: build for it")
+
+
+def test_what_is_missing_is_said(monkeypatch, tmp_path):
+    def built_without():
+        raise ImportError("no libraries")
+
+    monkeypatch.setattr(environment, "native", built_without)
+    monkeypatch.setattr(environment.sysconfig, "get_path", lambda _: str(tmp_path))
+    monkeypatch.setattr(environment.shutil, "which", lambda _: None)
+    monkeypatch.setattr(environment, "PACKAGES", ("no-such-package",))
+    said = environment.described(environment.environment())
+    assert "checkpoints: lowbit.checkpoint was not built, no lowbit-ckpt" in said
+    assert said.endswith("installed: none of the frameworks")
+
+
+def test_the_report_of_a_bug_asks_for_it():
+    from tests.support.paths import ROOT
+
+    assert "python -m lowbit env" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()
