@@ -30,6 +30,13 @@ def test_the_workflow_has_every_part():
     assert parts == ["first", "cpp", *(f"slow {i + 1}/{slow}" for i in range(slow))] and slow > 1
 
 
+def test_what_runs_by_night_are_verbs():
+    workflow = (ROOT / ".github" / "workflows" / "nightly.yml").read_text()
+    verbs = set(re.findall(r"^ +- make ([a-z-]+)", workflow, re.M))
+    known = set(re.findall(r"^([a-z-]+):.*##", (ROOT / "Makefile").read_text(), re.M))
+    assert len(verbs) > 5 and verbs <= known
+
+
 @pytest.mark.parametrize(
     "arguments", [["quick"], ["slow"], ["slow", "0/3"], ["slow", "1"], ["first", "1/3"]]
 )
