@@ -185,7 +185,7 @@ def _without_decay(model: nn.Module, no_decay: bool | Sequence[str]) -> set[int]
     """The ids of the parameters that get no weight decay. What FSDP1 shows of a parameter is a
     vector, whatever the parameter is: its own name and shape decide.
     """
-    if no_decay is False:
+    if not no_decay:
         return set()
     members = {
         # DeepSpeed's ZeRO 3 leaves an empty vector of a parameter, with the shape beside it.
