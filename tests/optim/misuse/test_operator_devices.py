@@ -20,7 +20,15 @@ REFUSED = (
     "(is|are) on a device without memory"
 )
 # Of a GPU alone, or without tensors.
-OTHERS = {"catalog", "set_isa", "step_discard", "allocate", "lowrank_pass", "lowrank_room"}
+OTHERS = {
+    "allocate",
+    "catalog",
+    "cuda_error",
+    "lowrank_pass",
+    "lowrank_room",
+    "set_isa",
+    "step_discard",
+}
 
 
 def ones(*shape, dtype=F32):
