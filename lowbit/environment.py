@@ -68,13 +68,14 @@ def environment() -> dict[str, Any]:
 def described(found: dict[str, Any]) -> str:
     """The environment in lines of text."""
     cuda = found["cuda"]
-    kernels = " ".join(f"sm_{arch.partition('-')[0]}" for arch in cuda["architectures"]) or "none"
+    kernels = " ".join(f"sm_{arch.partition('-')[0]}" for arch in cuda["architectures"])
+    unusable = f"; unusable: {cuda['error']}" if cuda["error"] else ""
     lines = [
         f"lowbit {found['lowbit']}, {found['path']}",
         f"Python {found['python']}, torch {found['torch']}, {found['platform']}",
         f"{found['processor']}: kernels for {found['isa']} in use, of {', '.join(found['isas'])}; "
         f"{found['threads']} threads",
-        f"CUDA kernels: {kernels}" + (f"; unusable: {cuda['error']}" if cuda["error"] else ""),
+        f"CUDA kernels: {kernels + unusable if kernels else 'none were built'}",
     ]
     for number, gpu in enumerate(found["gpus"]):
         code = {

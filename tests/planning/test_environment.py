@@ -82,7 +82,10 @@ def test_what_is_missing_is_said(monkeypatch, tmp_path):
     monkeypatch.setattr(environment.sysconfig, "get_path", lambda _: str(tmp_path))
     monkeypatch.setattr(environment.shutil, "which", lambda _: None)
     monkeypatch.setattr(environment, "PACKAGES", ("no-such-package",))
+    catalog = {**ops.catalog(), "cuda": []}
+    monkeypatch.setattr(ops, "catalog", lambda: catalog)
     said = environment.described(environment.environment())
+    assert "CUDA kernels: none were built\n" in said
     assert "checkpoints: lowbit.checkpoint was not built, no lowbit-ckpt" in said
     assert said.endswith("installed: none of the frameworks")
 
