@@ -112,9 +112,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--json", action="store_true", help="numbers of bytes as JSON")
     env = commands.add_parser(
         "env",
-        help="versions, processor, GPUs and kernels, for the report of a bug",
+        help="versions, processor, GPUs and kernels, for a bug report",
         description=(
-            "Versions, processor, GPUs and the kernels that serve them, for the report of a bug. "
+            "Versions, processor, GPUs and the kernels that serve them, for a bug report. "
             "Starts no kernel."
         ),
     )

@@ -6,7 +6,7 @@ import fnmatch
 import glob
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
@@ -54,13 +54,14 @@ def param_groups(
     Returns:
         Groups with `params` and `param_names`: all else, and one for each format that embeddings
         and heads have; each in two where `no_decay` divides it, what decays first. Parameters that
-        require no gradient are left out. A
-        parameter that FSDP1 flattened (`use_orig_params=False`) is in the first group, whose
-        `full_precision` (float32) or `overrides` then name the weights in it. These `overrides`
-        take the place of the optimizer's: pass those here.
+        require no gradient are left out. A parameter that FSDP1 flattened
+        (`use_orig_params=False`) is in the first group, whose `full_precision` (float32) or
+        `overrides` then name the weights in it. These `overrides` take the place of the
+        optimizer's: pass those here.
 
     Raises:
-        TypeError: `model` is not a module, such as `model.parameters()`.
+        TypeError: `model` is not a module, such as `model.parameters()`; or `no_decay` is neither a
+            bool nor patterns.
         ValueError: a pattern of `no_decay` matches no name, or it divides what FSDP1 flattened
             into one parameter.
     """
@@ -181,47 +182,67 @@ def _grouped(
     return [group for group in made if group["params"]]
 
 
+class _Original(NamedTuple):
+    """A parameter as the model's author knows it."""
+
+    names: tuple[str, ...]  # of a tied parameter, all
+    shape: Sequence[int]
+    scales: bool  # it is the weight of a normalization layer
+
+
+def _originals(model: nn.Module) -> dict[int, list[_Original]]:
+    """What each parameter of a model holds, by the parameter's id: itself, or what FSDP1 put into
+    it.
+    """
+    norms = [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm))]
+    scales = {id(getattr(m, "weight", None)) for m in norms}
+    inside = set(sharding.flattened_weights(model, norms, clean_name))
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(clean_name(name))
+    found = {
+        # DeepSpeed's ZeRO 3 leaves an empty vector of a parameter, with the shape beside it.
+        id(p): [_Original(tuple(names[id(p)]), getattr(p, "ds_shape", p.shape), id(p) in scales)]
+        for p in model.parameters()
+    }
+    flat: dict[int, list[_Original]] = {}
+    for each in sharding.flat_slices_of(model, clean_name):
+        known = each.name in inside or id(each.tensor) in scales
+        original = _Original((each.name, *each.also), each.shape, known)
+        flat.setdefault(id(each.tensor), []).append(original)
+    return found | flat
+
+
 def _without_decay(model: nn.Module, no_decay: bool | Sequence[str]) -> set[int]:
     """The ids of the parameters that get no weight decay. What FSDP1 shows of a parameter is a
-    vector, whatever the parameter is: its own name and shape decide.
+    vector, whatever the parameter is: its own names and shape decide.
     """
     if not no_decay:
         return set()
-    members = {
-        # DeepSpeed's ZeRO 3 leaves an empty vector of a parameter, with the shape beside it.
-        id(p): [(clean_name(name), getattr(p, "ds_shape", p.shape))]
-        for name, p in model.named_parameters()
-    }
-    flat: dict[int, list[tuple[str, Sequence[int]]]] = {}
-    for each in sharding.flat_slices_of(model, clean_name):
-        flat.setdefault(id(each.tensor), []).append((each.name, each.shape))
-    members |= flat
-    names = [name for entries in members.values() for name, _ in entries]
-    if no_decay is True:
-        norms = [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm))]
-        known = {id(getattr(m, "weight", None)) for m in norms}
-        scales = {name for i in known & members.keys() for name, _ in members[i]}
-        scales.update(sharding.flattened_weights(model, norms, clean_name))
-        chosen = {
-            name
-            for entries in members.values()
-            for name, shape in entries
-            if len(shape) < 2 or name.endswith("bias") or name in scales
-        }
-    else:
-        patterns = _patterns("no_decay", no_decay, names)
-        chosen = {name for pattern in patterns for name in fnmatch.filter(names, pattern)}
+    if no_decay is not True and not isinstance(no_decay, Iterable):
+        raise TypeError(f"no_decay is a bool or patterns of names, not {no_decay!r}")
+    originals = _originals(model)
+    names = [name for held in originals.values() for each in held for name in each.names]
+    patterns = () if no_decay is True else _patterns("no_decay", no_decay, names)
+
+    def is_exempt(each: _Original) -> bool:
+        if no_decay is True:
+            is_bias = any(name.endswith("bias") for name in each.names)
+            return len(each.shape) < 2 or each.scales or is_bias
+        return any(fnmatch.fnmatch(name, pattern) for name in each.names for pattern in patterns)
+
     exempt = set()
-    for i, entries in members.items():
-        without = [name for name, _ in entries if name in chosen]
-        if without and len(without) < len(entries):
-            other = next(name for name, _ in entries if name not in chosen)
+    for p in model.parameters():
+        held = originals[id(p)]
+        without = [each.names[0] for each in held if is_exempt(each)]
+        if p.requires_grad and 0 < len(without) < len(held):
+            other = next(each.names[0] for each in held if not is_exempt(each))
             raise ValueError(
-                f"FSDP1 flattened {without[0]!r}, which no_decay names, and {other!r}, which it "
-                "does not, into one parameter: wrap with use_orig_params=True"
+                f"FSDP1 flattened {without[0]!r}, which is not to decay, and {other!r}, which is, "
+                "into one parameter: wrap with use_orig_params=True"
             )
         if without:
-            exempt.add(i)
+            exempt.add(id(p))
     return exempt
 
 

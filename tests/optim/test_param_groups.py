@@ -73,10 +73,40 @@ def test_embeddings_keep_their_format_whatever_decays():
 
 
 def test_what_decays_comes_before_what_does_not():
-    """As scripts that train with torch have it, whose files number parameters so."""
+    """In the group of embeddings and heads too, which is behind the others."""
     net = nn.Sequential(nn.Linear(64, 64), nn.LayerNorm(64))
     groups = lowbit.param_groups(net, weight_decay=0.1, no_decay=True)
     assert [g["param_names"] for g in groups] == [["0.weight"], ["0.bias", "1.weight", "1.bias"]]
+    groups = lowbit.param_groups(Net(), weight_decay=0.1, no_decay=["*bias", "tokens.*"])
+    assert [g["weight_decay"] for g in groups] == [0.1, 0.0, 0.1, 0.0]
+    assert [g["param_names"] for g in groups[2:]] == [["lm_head.weight"], ["tokens.weight"]]
+
+
+def test_a_tied_parameter_has_all_of_its_names():
+    net = Net()
+    net.lm_head.weight = net.tokens.weight
+    for pattern in ("lm_head.*", "tokens.*"):
+        found = decays(lowbit.param_groups(net, weight_decay=0.1, no_decay=[pattern]))
+        assert found[0.0] == ["tokens.weight"]
+
+
+def test_equal_names_inside_of_a_wrapper_are_two_parameters():
+    """A module called `module` is not a wrapper, and yet it is taken for one in names."""
+    net = nn.Module()
+    net.module, net.x = nn.Module(), nn.Linear(8, 8, bias=False)
+    net.module.x = nn.LayerNorm((2, 8), bias=False)
+    found = decays(lowbit.param_groups(net, weight_decay=0.1, no_decay=True))
+    assert found == {0.0: ["module.x.weight"], 0.1: ["x.weight"]}
+
+
+@pytest.mark.parametrize("nothing", [False, None, (), []])
+def test_nothing_is_exempt(nothing):
+    assert set(decays(lowbit.param_groups(Net(), weight_decay=0.1, no_decay=nothing))) == {0.1}
+
+
+def test_a_number_is_not_a_pattern():
+    with pytest.raises(TypeError, match="no_decay is a bool or patterns of names, not 3"):
+        lowbit.param_groups(Net(), no_decay=3)
 
 
 def test_weights_that_get_no_gradient_move_by_decay_alone():

@@ -228,3 +228,7 @@ def test_the_oldest_torch_stands_in_one_place():
     for path in [*programs, ROOT / "csrc" / "CMakeLists.txt", ROOT / "Makefile"]:
         text = path.read_text()
         assert oldest not in text and "TORCH_TARGET_VERSION=0x" not in text, path
+
+
+def test_a_bug_report_asks_for_the_environment():
+    assert "python -m lowbit env" in (ROOT / ".github" / "ISSUE_TEMPLATE" / "bug.yml").read_text()

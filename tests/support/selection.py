@@ -52,9 +52,10 @@ def elsewhere(part: str) -> frozenset[pathlib.Path]:
     """Of "I/N", the slow files that the other parts have: each goes, the longest first, to the part
     that has least so far.
     """
-    number, count = map(int, part.split("/"))
+    said = re.fullmatch(r"(\d+)/(\d+)", part)
+    number, count = map(int, said.groups()) if said else (0, 0)
     if not 1 <= number <= count:
-        raise pytest.UsageError(f"LOWBIT_PART={part}: the first number is 1 to {count}")
+        raise pytest.UsageError(f"LOWBIT_PART={part}: it is I/N, such as 2/3, with I from 1 to N")
     took = json.loads(DURATIONS.read_text())
     run = {"slow"} if WHOLE else {"slow", "whole"}
     files = [p for p in TESTS.rglob("test_*.py") if run & set(marks_of(p)) == {"slow"}]

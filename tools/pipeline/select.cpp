@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <map>
-#include <optional>
 #include <set>
 
 #include "dialect/tree/algorithm.h"
@@ -23,17 +22,18 @@ bool any_matches(const std::vector<std::string>& patterns, std::string_view name
                      [name](const std::string& p) { return glob_matches(p, name); });
 }
 
-/// The first pattern that fits no name is a typing mistake: what to say of it, or nothing.
-std::optional<std::string> unmatched(const char* option, const std::vector<std::string>& patterns,
-                                     const std::vector<std::string>& names) {
+/// A pattern that fits no name is a typing mistake: what to say of each.
+std::vector<std::string> unmatched(const char* option, const std::vector<std::string>& patterns,
+                                   const std::vector<std::string>& names) {
+  std::vector<std::string> lines;
   for (const std::string& pattern : patterns) {
     if (std::any_of(names.begin(), names.end(),
                     [&](const std::string& name) { return glob_matches(pattern, name); }))
       continue;
-    return std::string(option) + " '" + printable(pattern) +
-           "' matches nothing in the checkpoint; inspect lists its names";
+    lines.push_back(std::string(option) + " '" + printable(pattern) +
+                    "' matches nothing in the checkpoint; inspect lists its names");
   }
-  return std::nullopt;
+  return lines;
 }
 
 std::vector<std::string> leaf_names(const Document& document) {
@@ -91,8 +91,8 @@ Document select_to_write(Document document, const Selection& selection,
                          std::vector<std::string>& warnings) {
   if (selection.include.empty() && selection.exclude.empty()) return document;
   if (!selection.exclude.empty()) {
-    auto line = unmatched("--exclude", selection.exclude, leaf_names(document));
-    if (line) warnings.push_back(std::move(*line));
+    for (std::string& line : unmatched("--exclude", selection.exclude, leaf_names(document)))
+      warnings.push_back(std::move(line));
   }
   std::map<std::string, int64_t> ends;  // the last place of each list that stays
   std::set<std::string> places;         // those that hold something
@@ -306,8 +306,8 @@ Status check_selection(const Document& document, const Selection& selection) {
 }
 
 Status check_selection(const std::vector<std::string>& names, const Selection& selection) {
-  auto line = unmatched("--include", selection.include, names);
-  return line ? Status(usage(std::move(*line))) : fine();
+  const auto lines = unmatched("--include", selection.include, names);
+  return lines.empty() ? fine() : Status(usage(lines.front()));
 }
 
 }  // namespace lowbit::ckpt

@@ -63,6 +63,8 @@ def without_decay(kind: str) -> list[str] | str:
     )
     if kind != "plain":
         orig = kind == "orig"
+        if kind == "frozen":
+            model.requires_grad_(False)["plane"].requires_grad_(True)
         for name in ("words", "plane", *(("layer",) if orig else ())):
             model[name] = FullyShardedDataParallel(model[name], use_orig_params=orig, device_id=CPU)
         model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)

@@ -33,9 +33,11 @@ def test_what_decays_goes_by_shapes_of_whole_parameters(pool):
 
 
 def test_a_flat_parameter_decays_or_not_as_a_whole(pool):
+    """If it is trained at all."""
+    assert pool.run(2, fsdp1_worker.without_decay, "frozen") == [["plane._flat_param"]] * 2
     assert pool.run(2, fsdp1_worker.without_decay, "flat") == [["plane._flat_param"]] * 2
     for message in pool.run(2, fsdp1_worker.without_decay, "mixed"):
-        assert "'layer.bias', which no_decay names, and 'layer.weight', which it does" in message
+        assert "'layer.bias', which is not to decay, and 'layer.weight', which is, " in message
         assert "use_orig_params=True" in message
 
 
