@@ -304,8 +304,9 @@ $(VENV)/torch:
 	  quiet=--quiet; [ ! -t 1 ] || quiet=; \
 	  $(PYTHON) -m pip install $$quiet --disable-pip-version-check "$(TORCH)"; \
 	fi
-	@# Debian 12 has pip 23.0, which does not know -C.
-	@$(PIP) "pip>=23.1" "scikit-build-core>=0.11"
+	@# Debian 12 has pip 23.0, which does not know -C. numpy comes before the compiler asks for torch: torch imports it
+	@# where it is, and fails while pip has written half of it.
+	@$(PIP) "pip>=23.1" "scikit-build-core>=0.11" numpy
 	@# Also where PY has them: $(BIN)/cmake is called.
 	@$(PIP) --ignore-installed "cmake>=3.25" "ninja>=1.11"
 	@touch $@
