@@ -164,8 +164,8 @@ races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races test_cuda_muon_races
 	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
 
-# The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim (docs/cuda-tests.md). It
-# runs a sample of each long list of cases, half an hour or more on two cores;
+# The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim (docs/kernels/cuda-tests.md).
+# It runs a sample of each long list of cases, half an hour or more on two cores;
 #   make simulate SIM=~/gpgpu-sim SIM_SAMPLE=all PARTS="shapes once"    all of them, in some parts
 SIM ?=
 PARTS ?=
@@ -215,8 +215,8 @@ wheel-check:  ## the wheel in clean environments; PYTHONS="python3.10 python3.13
 # is missing.
 #   make gpu WHEEL=out/lowbit-*.whl PARTS="bits speed" MINUTES=4
 # WHEEL=: a wheel of `make wheel`, else it builds; PARTS=: which parts, in which order (bench/gpu/stages.py); MINUTES=:
-# for everything; WHEELS=folder: wheels of baselines for the bench (docs/bench.md); REHEARSE=1: on the CPU, at tiny
-# sizes.
+# for everything; WHEELS=folder: wheels of baselines for the bench (docs/speed/bench.md); REHEARSE=1: on the CPU, at
+# tiny sizes.
 WHEELS ?=
 WHEEL ?=
 MINUTES ?=
@@ -226,12 +226,12 @@ gpu:  ## tests and measures on a machine with a GPU
 	@$(PY) -m bench.gpu $(if $(WHEEL),--wheel $(WHEEL)) $(if $(PARTS),--parts $(PARTS)) \
 	  $(if $(MINUTES),--minutes $(MINUTES)) $(if $(WHEELS),--wheels "$(WHEELS)") $(if $(REHEARSE),--rehearse) $(PACKAGE)
 
-# Writes docs/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores. `make bench-quick`
-# writes the table of docs/bench.md: 3 minutes.
-bench: setup $(VENV)/tests  ## docs/bench-cpu.md, measured: 12 minutes
+# Writes docs/speed/bench-cpu.md, its pictures and bench/results/cpu.json: some 12 minutes on two cores.
+# `make bench-quick` writes the table of docs/speed/bench.md: 3 minutes.
+bench: setup $(VENV)/tests  ## docs/speed/bench-cpu.md, measured: 12 minutes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --record
 
-bench-quick: setup $(VENV)/tests  ## the table of docs/bench.md, measured: 3 minutes
+bench-quick: setup $(VENV)/tests  ## the table of docs/speed/bench.md, measured: 3 minutes
 	@PATH="$(CURDIR)/$(BIN):$$PATH" $(PYTHON) -m bench --quick --record
 
 # The site of docs/, into out/site; open out/site/index.html. A link or an anchor that leads nowhere stops it (with

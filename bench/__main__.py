@@ -8,10 +8,10 @@ checkpoints, start-up.
     python -m bench --only step growth  some sections
     python -m bench --record            saves the result: bench/results/NAME.json, docs/bench-
                                         NAME.md and its pictures. NAME is cpu or cuda; with --quick
-                                        it is quick, the table of docs/bench.md
+                                        it is quick, the table of docs/speed/bench.md
     python -m bench --page FILE.json    measures nothing: rewrites the pages of a saved result
 
-Compare ratios between two runs, never times. docs/bench.md has the details.
+Compare ratios between two runs, never times. docs/speed/bench.md has the details.
 """
 
 from __future__ import annotations
@@ -90,16 +90,17 @@ def keep(result: dict, root: pathlib.Path = ROOT) -> None:
     quick = result["settings"] == "quick" and result["device"] == "cpu"
     name = "quick" if quick else result["device"]
     results, docs = root / "bench" / "results", root / "docs"
-    for folder in (results, docs):
+    pages, drawn = docs / "speed", docs / "pictures"
+    for folder in (results, pages, drawn):
         folder.mkdir(parents=True, exist_ok=True)
     (results / f"{name}.json").write_text(json.dumps(result, indent=1) + "\n")
     if quick:
-        measuring = docs / "bench.md"
+        measuring = pages / "bench.md"
         measuring.write_text(page.quoted(measuring.read_text(), MARKS, page.summary(result)))
         return
-    pictures = plots.draw(result, docs, f"bench-{name}")
+    pictures = plots.draw(result, drawn, f"bench-{name}")
     command = f"python -m bench{' --device cuda' * (name == 'cuda')} --record"
-    (docs / f"bench-{name}.md").write_text(page.page(result, command, pictures))
+    (pages / f"bench-{name}.md").write_text(page.page(result, command, pictures))
 
 
 def main() -> int:

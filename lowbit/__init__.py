@@ -1,7 +1,7 @@
 """lowbit: low-bit optimizers for PyTorch.
 
 State and weights are the same bits for any number of ranks, any sharding and any processor.
-README.md shows the first steps; docs/formats.md defines the bytes.
+README.md shows the first steps; docs/definitions/formats.md defines the bytes.
 """
 
 from importlib.metadata import version as _version

@@ -36,7 +36,7 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
             shards, and of parameters that FSDP1 leaves alone, and `load_state_dict` take them.
             torch's `FSDP.optim_state_dict` and `torch.distributed.checkpoint.state_dict` then
             work. Loading quantizes the moments again, which restores the same values in all
-            formats but `log8`, `log8_signed` and `log16` (docs/sharding-details.md). None
+            formats but `log8`, `log8_signed` and `log16` (docs/bits/sharding-details.md). None
             (default) keeps the quantized state dict.
 
     Raises:

@@ -41,7 +41,7 @@ begin = 0
 if (PATH / ".metadata").exists():
     weights = {"model": get_model_state_dict(model)}
     state = {"optim": lowbit.fsdp1.get_state_dict(opt), "step": torch.tensor(0)}
-    dcp.load(weights, checkpoint_id=PATH)  # separately: docs/sharding-details.md explains why
+    dcp.load(weights, checkpoint_id=PATH)  # separately: docs/bits/sharding-details.md explains why
     dcp.load(state, checkpoint_id=PATH)
     set_model_state_dict(model, weights["model"])
     lowbit.fsdp1.set_state_dict(opt, state["optim"])

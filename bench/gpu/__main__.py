@@ -301,7 +301,7 @@ def main() -> int:
         "--wheels",
         type=pathlib.Path,
         metavar="FOLDER",
-        help="wheels of baselines, for the bench: docs/bench.md",
+        help="wheels of baselines, for the bench: docs/speed/bench.md",
     )
     parser.add_argument(
         "--wheel", type=pathlib.Path, metavar="FILE", help="of lowbit, instead of a build"

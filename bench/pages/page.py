@@ -34,7 +34,7 @@ def page(result: Result, command: str, pictures: Sequence[str] = ()) -> str:
     device = facts.get("gpu", {}).get("name", "the CPU") if "gpu" in facts else "the CPU"
     parts = [
         f"# Measured on {device}",
-        *[f"![{SHOWS[name]}]({name})" for name in pictures],
+        *[f"![{SHOWS[name]}](../pictures/{name})" for name in pictures],
         *([opening(result["step"])] if result.get("step") else []),
     ]
     for key, title, write in (
@@ -336,7 +336,7 @@ def start(s: dict) -> str:
 
 
 def summary(result: Result) -> str:
-    """The table of docs/bench.md: step time as a ratio to torch's fused float32 AdamW,
+    """The table of docs/speed/bench.md: step time as a ratio to torch's fused float32 AdamW,
     for one tensor and many.
     """
     cases = [c for c in result["step"] if c["workload"].startswith(("one tensor", "1,000"))]

@@ -1,8 +1,8 @@
 """How far state drifts from float32's under the same stationary gradients: every format and preset,
 1,000 to 100,000 steps.
 
-    python -m bench.quality.drift                 # what is missing, and docs/drift.md; 15 minutes
-                                                    on an idle core
+    python -m bench.quality.drift                 # what is missing, and docs/loss/drift.md; 15
+                                                    minutes on an idle core
     python -m bench.quality.drift --quick         # 100,000 steps of presets' formats only: 4
                                                     minutes
     python -m bench.quality.drift --only exp_avg  # one state; --again repeats what is saved
@@ -229,7 +229,7 @@ def main() -> None:
                 f"{time.monotonic() - begun:.0f} s",
                 flush=True,
             )
-    (ROOT / "docs" / "drift.md").write_text(drift_page.page(results))
+    (ROOT / "docs" / "loss" / "drift.md").write_text(drift_page.page(results))
 
 
 if __name__ == "__main__":

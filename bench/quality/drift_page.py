@@ -1,4 +1,5 @@
-"""docs/drift.md from the numbers of bench/quality/drift.py, and what they say of each preset."""
+"""docs/loss/drift.md from the numbers of bench/quality/drift.py, and what they say of each preset.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,8 @@ RECOMMENDED, TOLERATED, TOLERATED_FIRST = 0.15, 0.3, 0.5
 STATE = ("exp_avg_sq_alike", "exp_avg_sq", "exp_avg")
 
 PICTURE = (
-    "![How far the state of each preset drifts from float32's in 100,000 steps](pictures/drift.svg)"
+    "![How far the state of each preset drifts from float32's in 100,000 steps]"
+    "(../pictures/drift.svg)"
 )
 VERDICTS = bullets(
     f"**Recommended**: all three are at most {100 * RECOMMENDED:.0f} %.",
@@ -36,8 +38,8 @@ CAUSES = "## What follows, by state\n\n" + bullets(
     "**Factored moments** are float32 means, which do not drift. What they approximate is another "
     "matter.",
     "**AdEMAMix's slow mean** belongs in `bfloat16`, rounded stochastically, as presets keep it. "
-    "[optimizers.md](optimizers.md#presets) says how to choose otherwise; every other format but "
-    "float32 brings a warning.",
+    "[optimizers.md](../reference/optimizers.md#presets) says how to choose otherwise; every other "
+    "format but float32 brings a warning.",
     "**Lion** should not be trained with two bits. Its update is a sign: with `2bit` more than a "
     "third of the signs are wrong, with `8bit` less than a hundredth.",
 )
@@ -61,7 +63,7 @@ METHOD = "## Method\n\n" + "\n\n".join(
 )
 BOOK = "## The laboratory book\n\n" + filled(
     "Every format, rounded to the nearest and stochastically, after 1,000, 10,000 and 100,000 "
-    "steps. A preset is a format for each state: [presets.md](presets.md#all-presets)."
+    "steps. A preset is a format for each state: [presets.md](../presets.md#all-presets)."
 )
 SERIES = {  # a title, what to know, the state's name in the results, and its columns
     "Second moment, like magnitudes": (
@@ -202,7 +204,7 @@ def page(results: Results) -> str:
             rows,
         ),
         VERDICTS,
-        "[quality.md](quality.md) has the loss of some presets after a real run.",
+        "[quality.md](../quality.md) has the loss of some presets after a real run.",
         CAUSES,
         METHOD,
         BOOK,

@@ -1,5 +1,5 @@
 """`python -m bench.quality.ema`: how far an average of weights in each format is from its exact
-value. Prints the numbers of docs/ema.md; some minutes on one core.
+value. Prints the numbers of docs/loss/ema.md; some minutes on one core.
 """
 
 from __future__ import annotations

@@ -114,7 +114,7 @@ def section() -> list[str]:
         "",
         *table(HEAD, rows(lines).values()).splitlines(),
         "",
-        f"![Embeddings and heads: losses]({PICTURE})",
+        f"![Embeddings and heads: losses](pictures/{PICTURE})",
         "",
         filled(
             f"**The model** is a GPT of width {one['width']} with a vocabulary of "

@@ -3,8 +3,8 @@ beside float32 momentum.
 
     python -m bench.quality.muon_formats          # what bench/results/muon_formats.json does not
                                                     have yet: minutes on one core
-    python -m bench.quality.muon_formats --table  # the tables of docs/muon-formats.md, from what is
-                                                    there
+    python -m bench.quality.muon_formats --table  # the tables of docs/loss/muon-formats.md, from
+                                                    what is there
 
 The gradients are those of a small GPT in training, and synthetic ones with spectra of a power law.
 Momentum is requantized in every step, as Muon does: by lowbit.SGD, whose average is the same. The

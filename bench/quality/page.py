@@ -101,8 +101,8 @@ def page(lines: Lines) -> str:
         filled(
             "**A lower loss does not mean a more exact format.** The error of a format acts as "
             "another learning rate does, or as noise. With few bits the second moment comes out "
-            "too high ([drift.md](drift.md)), so steps are shorter. A loss below float32's says "
-            "that the format did no harm here."
+            "too high ([drift.md](loss/drift.md)), so steps are shorter. A loss below float32's "
+            "says that the format did no harm here."
         ),
         "",
         filled(
@@ -142,7 +142,7 @@ def section(lines: Lines, study: Study) -> list[str]:
     parts: list[str] = []
     if any(runs_of(lines, study, name) for name in study.contestants):
         parts += [
-            f"![{HEADINGS[study.name]}: losses]({picture(study)})",
+            f"![{HEADINGS[study.name]}: losses](pictures/{picture(study)})",
             "",
             filled(
                 "From the left: the training loss of the first contestant of each rule; that of "
@@ -461,5 +461,5 @@ def write(lines: Lines, docs: pathlib.Path = ROOT / "docs") -> None:
     presets = docs / "presets.md"
     presets.write_text(quoted(presets.read_text(), MARKS, of_presets(lines)))
     for study in STUDIES.values():
-        quality_plot.draw(lines, study, docs / picture(study))
-    embeddings_page.draw(docs / embeddings_page.PICTURE)
+        quality_plot.draw(lines, study, docs / "pictures" / picture(study))
+    embeddings_page.draw(docs / "pictures" / embeddings_page.PICTURE)

@@ -2,9 +2,11 @@
 
     cmake -S . -B build/lowbit -DLOWBIT_BUILD_TESTS=ON && cmake --build build/lowbit --target
     bench_steps
-    python -m bench.speed.rules           the tables of docs/bench-rules.md, in two or three minutes
+    python -m bench.speed.rules           the tables of docs/speed/bench-rules.md, in two or three
+                                          minutes
     python -m bench.speed.rules --quick   in the second-level cache only, half a minute
-    python -m bench.speed.rules --record  writes docs/bench-rules.md and bench/results/rules.json
+    python -m bench.speed.rules --record  writes docs/speed/bench-rules.md and
+                                          bench/results/rules.json
     python -m bench.speed.rules --count   counts instructions, writes bench/results/rule_counts.json
                                           and the page
     python -m bench.speed.rules --page    writes the page of the recorded results again
@@ -29,7 +31,7 @@ from bench.pages import page
 
 PROGRAM = ROOT / "build" / "lowbit" / "tests" / "cpp" / "bench_steps"
 COUNTS = ROOT / "bench" / "results" / "rule_counts.json"
-RESULT, PAGE = ROOT / "bench" / "results" / "rules.json", ROOT / "docs" / "bench-rules.md"
+RESULT, PAGE = ROOT / "bench" / "results" / "rules.json", ROOT / "docs" / "speed" / "bench-rules.md"
 LISTS = {
     "rules": (
         "Rules",

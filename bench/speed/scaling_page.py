@@ -1,5 +1,5 @@
-"""docs/scaling.md, and the table of docs/bench.md beside a process that saturates memory, from
-bench/results/scaling.json.
+"""docs/speed/scaling.md, and the table of docs/speed/bench.md beside a process that saturates
+memory, from bench/results/scaling.json.
 """
 
 from __future__ import annotations
@@ -138,7 +138,7 @@ def measured(result: dict[str, Any]) -> str:
 
 
 def pressed(result: dict[str, Any]) -> str:
-    """The table of docs/bench.md."""
+    """The table of docs/speed/bench.md."""
     rows = [
         [row["name"], f"{b['quiet_to_torch']:.2f}", f"{b['to_torch']:.2f}", f"{b['slower']:.2f}"]
         for row in result["rows"]
@@ -291,7 +291,7 @@ def page(result: dict[str, Any]) -> str:
     lead, *facts = said(result, rows)
     parts = [
         "# Many threads",
-        "![Time of a step of torch and of lowbit by threads, modelled](pictures/scaling.svg)",
+        "![Time of a step of torch and of lowbit by threads, modelled](../pictures/scaling.svg)",
         filled(
             f"{lead} This is a model of servers: two threads are measured, and the rest follows "
             "from what a value costs a core and how many bytes it moves."
@@ -354,7 +354,7 @@ def page(result: dict[str, Any]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write(result: dict[str, Any], docs: pathlib.Path = ROOT / "docs") -> None:
+def write(result: dict[str, Any], docs: pathlib.Path = ROOT / "docs" / "speed") -> None:
     (docs / "scaling.md").write_text(page(result))
     bench = docs / "bench.md"
     bench.write_text(quoted(bench.read_text(), MARKS, pressed(result)))

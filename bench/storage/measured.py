@@ -280,7 +280,7 @@ def file_system(folder: str | None) -> str:
 
 def write_page() -> None:
     result, kills = (json.loads(path.read_text()) for path in (RESULTS, KILLS))
-    (ROOT / "docs" / "bench-storage.md").write_text(storage_page.page(result, kills))
+    (ROOT / "docs" / "speed" / "bench-storage.md").write_text(storage_page.page(result, kills))
 
 
 def main() -> None:

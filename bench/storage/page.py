@@ -1,5 +1,5 @@
-"""docs/bench-storage.md from the numbers of bench.storage and bench.storage.kills: tables, targets
-and whether they are met.
+"""docs/speed/bench-storage.md from the numbers of bench.storage and bench.storage.kills: tables,
+targets and whether they are met.
 """
 
 from __future__ import annotations
@@ -295,7 +295,7 @@ def page(result: Found, kills: Found) -> str:
     )
     parts = [
         "# Speed of saves and loads",
-        "![Times of saves and bytes of loads, of lowbit and torch](pictures/storage.svg)",
+        "![Times of saves and bytes of loads, of lowbit and torch](../pictures/storage.svg)",
         opening(result, kills),
         "## Targets",
         filled(
@@ -306,8 +306,8 @@ def page(result: Found, kills: Found) -> str:
         "## Method",
         filled(
             "`lowbit.checkpoint.Writer` and `Reader` "
-            "([checkpoint-python.md](checkpoint-python.md#while-training-runs)) are compared with "
-            "torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of one "
+            "([checkpoint-python.md](../checkpoint-python.md#while-training-runs)) are compared "
+            "with torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of one "
             "machine. `python -m bench.storage --record` measures and writes this page."
         ),
         filled(

@@ -96,8 +96,8 @@ struct CudaBlock {
   void* at;  // the result of lowbit_cuda_allocate
 };
 
-/// A matrix of a low-rank step (docs/lowrank.md), or its local rows. All pointers are device
-/// pointers.
+/// A matrix of a low-rank step (docs/definitions/lowrank.md), or its local rows. All pointers are
+/// device pointers.
 struct LowRankJob {
   const void* grad;
   // compensation: the format's compensation or correction bits, or null.

@@ -1,6 +1,6 @@
 // Reception of low-rank steps on a GPU: a pass over many matrices at once (cuda/abi.h). What
-// lowbit/step/lowrank_cuda.py allocates, and in which order it asks for the passes, docs/lowrank.md
-// says.
+// lowbit/step/lowrank_cuda.py allocates, and in which order it asks for the passes,
+// docs/definitions/lowrank.md says.
 #include <torch/csrc/stable/accelerator.h>
 
 #include <algorithm>

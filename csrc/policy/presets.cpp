@@ -24,7 +24,7 @@ constexpr Preset kPresets[] = {
     {"uniform8", {"uniform8"}, {"linear8_unsigned"}},
     {"companded8", {"companded8"}, {"companded8_unsigned"}},
     // Even steps, a zero, and short blocks: what Newton-Schulz forgives most of 4 bits
-    // (docs/muon-formats.md).
+    // (docs/loss/muon-formats.md).
     {"muon4", {"linear4", "block", 32}, {"power1_4_unsigned"}},
     {"lpmm4", {"dynamic4", "block", 128}, {"power1_4_unsigned", "rank1"}},
     {"factored8", {"dynamic8"}, {kFactored}},

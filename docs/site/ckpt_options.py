@@ -1,4 +1,4 @@
-"""Writes docs/ckpt-options.md, the reference of lowbit-ckpt, from what `--help` prints:
+"""Writes docs/reference/ckpt-options.md, the reference of lowbit-ckpt, from what `--help` prints:
 `python docs/site/ckpt_options.py`.
 """
 
@@ -30,7 +30,7 @@ def page(help_of: Callable[..., str] = help_of) -> str:
         "",
         (
             "`python docs/site/ckpt_options.py` writes this page from `lowbit-ckpt --help`. "
-            "[ckpt.md](ckpt.md) says which command"
+            "[ckpt.md](../ckpt.md) says which command"
         ),
         "does what.",
         "",

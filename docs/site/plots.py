@@ -251,7 +251,7 @@ LEAST, LIMIT = 0.1, 15  # percent: what is less is drawn here, and what is recom
 
 
 def drift() -> None:
-    rows = DRIFT_ROW.findall((ROOT / "docs" / "drift.md").read_text())
+    rows = DRIFT_ROW.findall((ROOT / "docs" / "loss" / "drift.md").read_text())
     verdicts = {"recommended": INK.ours, "tolerated": INK.other, "warned about": INK.bad}
     height = 0.185 * (len(rows) + 1.4 * len(verdicts)) + 1.55
     with picture("drift", "How far state drifts from float32's", height) as figure:
@@ -313,7 +313,7 @@ SMALL_BLOCKS = re.compile(r"^\| blocks of 32 \|.*?, .*?, ([\d.]+) \|", re.M)  # 
 
 
 def muon_formats() -> None:
-    text = (ROOT / "docs" / "muon-formats.md").read_text()
+    text = (ROOT / "docs" / "loss" / "muon-formats.md").read_text()
     rows = [(name, int(bits), 100 - 100 * float(x)) for name, bits, x in MUON_ROW.findall(text)]
     small = SMALL_BLOCKS.search(text)
     assert small is not None
@@ -360,7 +360,7 @@ AVERAGES = {  # rows of ema.md by what a reader is told
 
 
 def ema() -> None:
-    text = (ROOT / "docs" / "ema.md").read_text()
+    text = (ROOT / "docs" / "loss" / "ema.md").read_text()
     found = {name: [*map(float, rest)] for name, *rest in EMA_ROW.findall(text)}
     with picture("ema", "Errors of averages of bfloat16 weights", 2.9) as figure:
         heading(

@@ -20,7 +20,7 @@ STORED_ROW = re.compile(r"^\| (.*?) \| [^|]* \| ([\d.]+) \| ([\d.]+) \|", re.M)
 
 
 def storage() -> None:
-    text = (ROOT / "docs" / "bench-storage.md").read_text()
+    text = (ROOT / "docs" / "speed" / "bench-storage.md").read_text()
     parts = re.split(r"^\*\*(.*?)\*\*: \d+ of \d+ met", text, flags=re.M)
     found = {
         state: {row: (float(a), float(b)) for row, a, b in STORED_ROW.findall(rows)}
@@ -61,7 +61,7 @@ THREADS = {  # rows of scaling.md by what a reader is told
 
 
 def scaling() -> None:
-    text = (ROOT / "docs" / "scaling.md").read_text()
+    text = (ROOT / "docs" / "speed" / "scaling.md").read_text()
     cost = {
         name: (float(moved), float(core))
         for name, moved, core in re.findall(r"^\| (.*?) \| ([\d.]+) \| ([\d.]+) \| ", text, re.M)
@@ -173,7 +173,7 @@ RULE_ROW = re.compile(r"^\| ([\w, ]+?) \| [\d.]+ \| [\d.]+ \(([\d.]+)\) \|", re.
 
 
 def rules() -> None:
-    text = (ROOT / "docs" / "bench-rules.md").read_text()
+    text = (ROOT / "docs" / "speed" / "bench-rules.md").read_text()
     sections = re.split(r"^## (.*)$", text, flags=re.M)
     parts = dict(zip(sections[1::2], sections[2::2], strict=True))
     times = {
@@ -228,7 +228,7 @@ MEAN_ROW = re.compile(r"^\| ((?:torch|exact)[^|]*?) \| ([\d.]+) \([^|]* \| ([\d.
 
 
 def exact() -> None:
-    text = (ROOT / "docs" / "exact.md").read_text()
+    text = (ROOT / "docs" / "bits" / "exact.md").read_text()
     found = {name: (float(two), float(four)) for name, two, four in MEAN_ROW.findall(text)}
     with picture("exact", "Time of an exact mean beside torch's reductions", 2.9) as figure:
         heading(

@@ -38,7 +38,7 @@ def inspect(
     Args:
         path: a folder of `torch.distributed.checkpoint` or of DeepSpeed, or a file of `torch.save`
             or safetensors; a path, or a URL of an object store that fsspec knows, such as
-            "s3://bucket/run/step-1000" (docs/object-stores.md).
+            "s3://bucket/run/step-1000" (docs/definitions/object-stores.md).
         include: globs on flat names, such as "optim.state.*.exp_avg"; only names that match one
             count. Empty by default: everything counts.
         exclude: globs on flat names; names that match one are skipped. Empty by default.

@@ -53,7 +53,8 @@ def load_optimizer(
         path: a file of `torch.save` or safetensors, or a directory of
             `torch.distributed.checkpoint`, nested or flattened; the optimizer state dict lies there
             by itself or under a name of its own, such as 'optimizer' or 'optim'. Or the URL of one
-            in an object store, such as "s3://bucket/run/step-1000": docs/object-stores.md.
+            in an object store, such as "s3://bucket/run/step-1000":
+            docs/definitions/object-stores.md.
         model: names parameters where the optimizer does not, and tells their order where the
             checkpoint only numbers them: the numbers of one group, as of
             `torch.optim.AdamW(model.parameters())`, are those of `model.parameters()`, all of them

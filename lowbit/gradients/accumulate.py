@@ -108,8 +108,9 @@ def accumulate(
             same parameters, such as the replicas of a pipeline's stage or of a tensor-parallel
             model. They begin with the same weights. None (default): there are no replicas.
         ranks_per_node: with rounding="exact", adds up inside each node of so many ranks first, and
-            sends the sums between nodes: for clusters of more than some 1,000 GPUs (docs/exact.md).
-            None (default) sends every addend to its rank at once. The result is the same.
+            sends the sums between nodes: for clusters of more than some 1,000 GPUs
+            (docs/bits/exact.md). None (default) sends every addend to its rank at once. The result
+            is the same.
 
     Raises:
         TypeError: `model` is not a module, such as `model.parameters()`.

@@ -1,4 +1,4 @@
-"""The passes of a step in a subspace (docs/lowrank.md)."""
+"""The passes of a step in a subspace (docs/definitions/lowrank.md)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 from lowbit.ops.library import number, operators
 
 # The passes of a low-rank step over the local part of one matrix, on the CPU, for
-# lowbit/step/lowrank.py: docs/lowrank.md.
+# lowbit/step/lowrank.py: docs/definitions/lowrank.md.
 projection = operators.projection
 
 

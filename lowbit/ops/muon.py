@@ -1,5 +1,5 @@
 """The orthogonalization of Muon, and the product that it is made of, with the same bits on the CPU
-and on a GPU (docs/muon-design.md).
+and on a GPU (docs/definitions/muon-design.md).
 """
 
 from __future__ import annotations

@@ -324,7 +324,7 @@ def format_of(state_format: Any) -> torch.dtype:
     why = (
         "to nearest it stands still"
         if state_format == "bfloat16"
-        else "docs/ema.md has what fewer bits do to an average"
+        else "docs/loss/ema.md has what fewer bits do to an average"
     )
     raise ValueError(
         f"state_format={state_format!r}: an average is kept in {' or '.join(FORMATS)}; {why}"

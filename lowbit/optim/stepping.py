@@ -56,7 +56,7 @@ class SteppingOptimizer(StatefulOptimizer):
         """Steps every parameter that has a gradient. Returns the closure's loss, or None.
 
         A sharded parameter steps if any rank has a gradient and its rule or scales reduce anything
-        (docs/sharding-details.md).
+        (docs/bits/sharding-details.md).
 
         Args:
             closure: reevaluates the model and returns the loss; runs with gradients enabled.

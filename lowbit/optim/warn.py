@@ -126,7 +126,7 @@ def loses_slow_mean(slot: Slot, beta: float) -> bool:
     swallow its steps.
 
     A step moves the mean by 1 - beta of its distance from the gradient.
-    docs/drift.md has the errors.
+    docs/loss/drift.md has the errors.
     """
     if slot.format == "float32" or (not slot.coded and slot.stochastic):
         return False

@@ -92,7 +92,7 @@ class Estimate:
         if self["lowbit"].averages:
             of_averages = (
                 "averages: lowbit.EMA; of the others torch's AveragedModel, which in bfloat16 "
-                "stands still (docs/ema.md)"
+                "stands still (docs/loss/ema.md)"
             )
             notes.append(of_averages)
         return [uncounted, *notes]

@@ -1,5 +1,5 @@
 """The layout of a parameter's state: a function of its global shape and name,
-never of the ranks (docs/formats.md).
+never of the ranks (docs/definitions/formats.md).
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""How the state of a matrix that is stepped in a subspace is laid out (docs/lowrank.md)."""
+"""How the state of a matrix that is stepped in a subspace is laid out
+(docs/definitions/lowrank.md).
+"""
 
 from __future__ import annotations
 

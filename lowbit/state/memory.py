@@ -1,5 +1,5 @@
 """The memory of state: the device's own,
-or for a GPU memory outside it that kernels update in place (docs/cuda-kernels.md).
+or for a GPU memory outside it that kernels update in place (docs/kernels/cuda-kernels.md).
 """
 
 from __future__ import annotations

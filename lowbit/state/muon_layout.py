@@ -1,4 +1,4 @@
-"""How the state of a matrix that Muon steps is laid out (docs/muon-design.md)."""
+"""How the state of a matrix that Muon steps is laid out (docs/definitions/muon-design.md)."""
 
 from __future__ import annotations
 

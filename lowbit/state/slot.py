@@ -1,5 +1,5 @@
 """The tensors of one optimizer state: its codes and scales, their shapes, and the keys they are
-saved under (docs/formats.md).
+saved under (docs/definitions/formats.md).
 """
 
 from __future__ import annotations

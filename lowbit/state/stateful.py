@@ -35,10 +35,10 @@ class Member(NamedTuple):
 class StatefulOptimizer(Optimizer):
     """The base of an optimizer that keeps state; `LowbitOptimizer` steps with it.
 
-    State is plain tensors, or DTensors placed like a DTensor parameter; docs/formats.md lists the
-    keys. It is created at construction for every parameter that requires a gradient, and in the
-    step for any other that has one. `defaults` come from `lowbit.config.arguments.group_defaults`,
-    and `check_options` checks them.
+    State is plain tensors, or DTensors placed like a DTensor parameter; docs/definitions/formats.md
+    lists the keys. It is created at construction for every parameter that requires a gradient, and
+    in the step for any other that has one. `defaults` come from
+    `lowbit.config.arguments.group_defaults`, and `check_options` checks them.
 
     Other rooms read and change state by `members`, `laid_out`, `state_of` and the other methods
     without an underscore that torch does not have. They are not part of the API: users need none of

@@ -1,4 +1,6 @@
-"""Adafactor's step around a low-rank scale, as adafactor-8bit 0.1.9 has it (docs/lowrank.md)."""
+"""Adafactor's step around a low-rank scale, as adafactor-8bit 0.1.9 has it
+(docs/definitions/lowrank.md).
+"""
 
 from __future__ import annotations
 

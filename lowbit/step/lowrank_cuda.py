@@ -1,7 +1,7 @@
 """Low-rank steps on a GPU: each pass is one operator call for all matrices of a bucket,
 without waiting for the device.
 
-docs/lowrank.md describes the passes.
+docs/definitions/lowrank.md describes the passes.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Steps of Muon: momentum, the orthogonalization of its updates,
-and the step by them (docs/muon-design.md).
+and the step by them (docs/definitions/muon-design.md).
 """
 
 from __future__ import annotations

@@ -230,11 +230,11 @@ def test_what_was_measured_before_a_section_ended_is_kept(tmp_path, monkeypatch)
 def test_what_record_writes(result, tmp_path):
     command.keep(result, tmp_path)
     assert json.loads((tmp_path / "bench" / "results" / "cpu.json").read_text()) == result
-    assert Eight.name in (tmp_path / "docs" / "bench-cpu.md").read_text()
+    assert Eight.name in (tmp_path / "docs" / "speed" / "bench-cpu.md").read_text()
     before = f"above\n{command.MARKS[0]}\nold\n{command.MARKS[1]}\nbelow\n"
-    (tmp_path / "docs" / "bench.md").write_text(before)
+    (tmp_path / "docs" / "speed" / "bench.md").write_text(before)
     command.keep({**result, "settings": "quick"}, tmp_path)
-    text = (tmp_path / "docs" / "bench.md").read_text()
+    text = (tmp_path / "docs" / "speed" / "bench.md").read_text()
     assert (
         text.startswith("above\n")
         and text.endswith("\nbelow\n")
@@ -245,16 +245,16 @@ def test_what_record_writes(result, tmp_path):
 
 def test_docs_quote_the_recorded_quick_result():
     recorded = json.loads((ROOT / "bench" / "results" / "quick.json").read_text())
-    measuring = (ROOT / "docs" / "bench.md").read_text()
+    measuring = (ROOT / "docs" / "speed" / "bench.md").read_text()
     assert page.quoted(measuring, command.MARKS, page.summary(recorded)) == measuring
 
 
 def test_the_page_is_of_the_recorded_result():
     recorded = json.loads((ROOT / "bench" / "results" / "cpu.json").read_text())
-    written = (ROOT / "docs" / "bench-cpu.md").read_text()
+    written = (ROOT / "docs" / "speed" / "bench-cpu.md").read_text()
     pictures = [n for n in ("bench-cpu-step.png", "bench-cpu-growth.png") if n in written]
     assert written == page.page(recorded, "python -m bench --record", pictures)
-    assert all((ROOT / "docs" / name).exists() for name in pictures)
+    assert all((ROOT / "docs" / "pictures" / name).exists() for name in pictures)
 
 
 def test_stages_do_not_stop_each_other(tmp_path):

@@ -15,7 +15,7 @@ RESULTS = json.loads(drift.RESULTS.read_text())
 
 
 def test_the_page_is_that_of_the_results():
-    assert (ROOT / "docs" / "drift.md").read_text() == drift_page.page(RESULTS)
+    assert (ROOT / "docs" / "loss" / "drift.md").read_text() == drift_page.page(RESULTS)
 
 
 def test_presets_are_recommended_as_measured():

@@ -43,7 +43,7 @@ def test_the_exact_momentum_has_no_error(short):
 
 
 def test_the_pages_have_the_tables():
-    page = (ROOT / "docs" / "muon-formats.md").read_text()
+    page = (ROOT / "docs" / "loss" / "muon-formats.md").read_text()
     saved = json.loads(muon_formats.RESULTS.read_text())
     assert {name for name, _ in muon_formats.specs()} == set(saved["formats"])
     rows = [row for row in muon_formats.tables(saved).splitlines() if row.startswith("|")]

@@ -21,8 +21,8 @@ FAST, LEAN = {"cache_ns": 0.5, "bytes": 28.0}, {"cache_ns": 1.0, "bytes": 10.0}
 
 
 def test_the_pages_are_those_of_the_results():
-    assert (ROOT / "docs" / "scaling.md").read_text() == scaling_page.page(RESULTS)
-    bench = (ROOT / "docs" / "bench.md").read_text()
+    assert (ROOT / "docs" / "speed" / "scaling.md").read_text() == scaling_page.page(RESULTS)
+    bench = (ROOT / "docs" / "speed" / "bench.md").read_text()
     assert scaling_page.pressed(RESULTS) in bench
     assert quoted(bench, scaling_page.MARKS, scaling_page.pressed(RESULTS)) == bench
 

@@ -229,7 +229,9 @@ def test_kills_that_do_not_add_up_are_refused(left):
 
 def test_the_page_is_that_of_the_results():
     result, kills = (json.loads(path.read_text()) for path in (storage.RESULTS, storage.KILLS))
-    assert (ROOT / "docs" / "bench-storage.md").read_text() == storage_page.page(result, kills)
+    assert (ROOT / "docs" / "speed" / "bench-storage.md").read_text() == storage_page.page(
+        result, kills
+    )
     assert [*result["states"]] == [*storage.STATES] and kills["kills"] >= 100
 
 

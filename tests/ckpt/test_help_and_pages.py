@@ -145,7 +145,7 @@ def test_lines_in_the_docs_are_those_of_help():
 
 
 def test_the_reference_is_what_help_says():
-    """docs/ckpt-options.md; `python docs/site/ckpt_options.py` writes it."""
+    """docs/reference/ckpt-options.md; `python docs/site/ckpt_options.py` writes it."""
     path = ROOT / "docs" / "site" / "ckpt_options.py"
     spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec and spec.loader

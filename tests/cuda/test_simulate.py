@@ -162,7 +162,7 @@ def test_what_is_missing_is_said_in_one_line(tmp_path):
     assert (
         len(said) == 1
         and "make simulate needs SIM=FOLDER" in said[0]
-        and "docs/cuda-tests.md" in said[0]
+        and "docs/kernels/cuda-tests.md" in said[0]
     )
     assert "has no libcuda/gpgpu_context.h" in run.missing(str(tmp_path))
     for name in run.NEEDED:

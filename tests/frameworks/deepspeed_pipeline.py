@@ -105,7 +105,7 @@ def weights_of(module: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def save(module: nn.Module, opt, folder: pathlib.Path) -> None:
-    """As docs/frameworks-tested.md says: state alone."""
+    """As docs/bits/frameworks-tested.md says: state alone."""
     state = {"state": lowbit.flat.get_state_dict(opt)["state"]}
     dcp.save({"optim": state, "model": weights_of(module)}, checkpoint_id=folder)
 

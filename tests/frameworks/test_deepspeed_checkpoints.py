@@ -37,7 +37,7 @@ def saved(tmp_path_factory):
     of the package and of the tool.
     """
     present = importlib.util.find_spec("deepspeed") is not None
-    need("frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md")
+    need("frameworks", present, "deepspeed is not installed: see docs/bits/frameworks-tested.md")
     out = tmp_path_factory.mktemp("deepspeed")
     check(launched(out, "save", 3))
     for case in CASES:

@@ -11,7 +11,10 @@ from tests.support.require import need
 
 present = importlib.util.find_spec("deepspeed") is not None
 need(
-    "frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md", module=True
+    "frameworks",
+    present,
+    "deepspeed is not installed: see docs/bits/frameworks-tested.md",
+    module=True,
 )
 
 # Only ranks import them, and DeepSpeed.

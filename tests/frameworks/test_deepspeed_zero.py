@@ -36,7 +36,7 @@ def runs(tmp_path_factory):
 @pytest.mark.parametrize("case", CASES)
 def test_the_bits_of_one_process_before_and_after_a_resume(case, request):
     present = importlib.util.find_spec("deepspeed") is not None
-    need("frameworks", present, "deepspeed is not installed: see docs/frameworks-tested.md")
+    need("frameworks", present, "deepspeed is not installed: see docs/bits/frameworks-tested.md")
     trained, resumed = (run[case] for run in request.getfixturevalue("runs"))
     assert "error" not in trained, trained["error"]
     assert trained["plain"] == [trained["saved"], trained["end"]]

@@ -5,7 +5,7 @@ what we call the peer's rule is the peer's rule. Then lowbit runs from the same 
 differ only where the test can name the reason, and it prints those places:
 
 * zero rule: the peer stores a small positive second moment as zero, lowbit as the smallest step
-  (docs/formats.md#dynamic8);
+  (docs/definitions/formats.md#dynamic8);
 * midpoint: the value lies within 2 units in the last place of the middle between two codes, and the
   peer's arithmetic rounds differently;
 * lut: bitsandbytes' CPU code rounds the value to one of 65,536 points before it looks for the

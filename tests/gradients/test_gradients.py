@@ -203,7 +203,7 @@ def run(module_grads, **kwargs):
 @pytest.mark.parametrize("noise", [0.1, 1.0])
 def test_256_micro_batches_are_unbiased_and_more_accurate_than_bfloat16_addition(noise):
     """Where micro-batches agree: with noise as large as the mean, it keeps rounding to the nearest
-    from losing anything (docs/gradients-details.md).
+    from losing anything (docs/bits/gradients-details.md).
     """
     grads, want = micro_gradients(256, noise)
     plain = grads[0].clone()

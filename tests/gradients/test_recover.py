@@ -50,7 +50,7 @@ def test_three_ranks_whose_sums_depend_on_the_buckets(pool):
 
 
 def test_fsdp1_keeps_what_a_backward_pass_left_under_any_optimizer(pool):
-    """As docs/gradients-details.md says. If torch mends it, say so there."""
+    """As docs/bits/gradients-details.md says. If torch mends it, say so there."""
     for original in (True, False):
         for ours in (True, False):
             for found in pool.run(2, recover_worker.fsdp1, original, ours):

@@ -92,7 +92,7 @@ def test_every_block_of_a_page_runs(name, capsys, request):
             )
     if name == "README.md":
         assert scope["opt"].state
-    if name == "docs/optimizers.md":
+    if name == "docs/reference/optimizers.md":
         assert scope["opt"].state and "exp_avg_sq" in capsys.readouterr().out
 
 

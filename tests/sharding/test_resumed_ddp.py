@@ -1,5 +1,5 @@
 """A run under DistributedDataParallel that is stopped and resumed. From three ranks on, torch adds
-the ranks' gradients in another order after the first step: docs/frameworks-tested.md.
+the ranks' gradients in another order after the first step: docs/bits/frameworks-tested.md.
 """
 
 import pytest

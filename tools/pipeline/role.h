@@ -7,7 +7,7 @@ namespace lowbit::ckpt {
 
 /// What the name says, for people: "codes, dynamic8", "scales, dynamic8", "full-precision state,
 /// float32", "weights and other tensors", ... The format is part of the name of lowbit's state
-/// (docs/formats.md).
+/// (docs/definitions/formats.md).
 std::string kind_of(const std::string& name);
 
 /// What values a floating-point tensor of that name may have.

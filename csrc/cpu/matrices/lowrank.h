@@ -1,7 +1,7 @@
 // APOLLO and Fira on the CPU: passes over one parameter, each over a range that the caller splits
 // among threads. The result of a pass does not depend on the split, nor on how ranks share the rows
-// of the parameter. Ranks reduce words, sums and `absmax`. docs/lowrank.md gives the order of the
-// passes.
+// of the parameter. Ranks reduce words, sums and `absmax`. docs/definitions/lowrank.md gives the
+// order of the passes.
 //
 // tall: R >= C of the whole parameter. L and N are then [rows][rank], P is [C][rank], and scales
 // are per row. Otherwise L and N are [rank][C], P is [R][rank] (a rank needs its own rows), and

@@ -83,7 +83,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     its exception; the next save to the same name removes what a killed one left there.
 
     `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their
-    parts (docs/ckpt-commands.md), which `Reader` and `lowbit-ckpt verify` hold the values to.
+    parts (docs/reference/ckpt-commands.md), which `Reader` and `lowbit-ckpt verify` hold the values
+    to.
 
     Args:
         path: the folder to write, or its URL; `checkpoint_id=` of `dcp.save` replaces it. Its

@@ -18,7 +18,7 @@ class Written(NamedTuple):
 
 
 def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
-    """lowbit.json: see docs/ckpt-commands.md."""
+    """lowbit.json: see docs/reference/ckpt-commands.md."""
     tensors: dict[str, Any] = {}
     values: dict[str, str] = {}
     for index, item in written.items():

@@ -54,11 +54,12 @@ class Adafactor(LowRankOptimizer):
         factored: False keeps every second moment element by element; True by default.
         add_eps: adds eps1 to the squared gradient; False by default.
         rank: the rank of a random projection of each matrix, whose second moment scales the
-            gradient as APOLLO's does: the low-rank path of adafactor-8bit 0.1.9 (docs/lowrank.md).
-            None (default) uses none; "quarter" is a quarter of the shorter side. Other parameters
-            are matrices that are not larger than `rank` on both sides or are named by
-            `full_precision`, and all that are not matrices. In the subspace eps1 ** 2 is added to
-            the second moment under the root, and None means 1e-8 there. On the CPU only.
+            gradient as APOLLO's does: the low-rank path of adafactor-8bit 0.1.9
+            (docs/definitions/lowrank.md). None (default) uses none; "quarter" is a quarter of the
+            shorter side. Other parameters are matrices that are not larger than `rank` on both
+            sides or are named by `full_precision`, and all that are not matrices. In the subspace
+            eps1 ** 2 is added to the second moment under the root, and None means 1e-8 there. On
+            the CPU only.
         update_proj_gap, scale_type: as in `APOLLO`, with its defaults.
         projection: "philox" (default) draws it from `seed` and the parameter's stream; "torch" like
             adafactor-8bit 0.1.9, with torch's generator from the seeds 0, 1, ... of parameters with

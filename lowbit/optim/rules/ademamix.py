@@ -18,10 +18,10 @@ class AdEMAMix(LowbitOptimizer):
     """AdEMAMix (arXiv:2409.03137): AdamW with a second, slow average of the gradient.
 
     The slow average is `exp_avg_slow` in the state. A step moves it by a ten-thousandth of the
-    gradient, which 8-bit codes lose (docs/drift.md), so it is bfloat16, rounded stochastically,
-    under every preset but "float32": 2 bytes per parameter. Parameters in full precision have it in
-    float32. `state_format={"exp_avg_slow": ..., ...}` chooses another format, and warns if it loses
-    the average.
+    gradient, which 8-bit codes lose (docs/loss/drift.md), so it is bfloat16, rounded
+    stochastically, under every preset but "float32": 2 bytes per parameter. Parameters in full
+    precision have it in float32. `state_format={"exp_avg_slow": ..., ...}` chooses another format,
+    and warns if it loses the average.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.

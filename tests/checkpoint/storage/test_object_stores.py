@@ -173,7 +173,7 @@ def test_a_universal_checkpoint_goes_to_no_store(store, tmp_path, monkeypatch):
 
 
 def test_every_operation_reads_ranges_and_each_byte_once(store, tmp_path):
-    """What docs/object-stores.md says of each: of a large directory, the data once,
+    """What docs/definitions/object-stores.md says of each: of a large directory, the data once,
     but for blocks at the ends.
     """
     url, state = "memory://bucket/run", {f"w{i}": torch.randn(1 << 20) for i in range(4)}

@@ -55,8 +55,8 @@ void test_inputs() {
         "rows that are not aligned");
 }
 
-/// The shapes of docs/muon-design.md's table of bits. Of the two large ones a single Newton-Schulz
-/// step: each takes seconds here.
+/// The shapes of docs/definitions/muon-design.md's table of bits. Of the two large ones a single
+/// Newton-Schulz step: each takes seconds here.
 void test_grid() {
   const std::vector<MuonSpec> specs = {{1, 512, 2048, 1}, {1, 2048, 512, 1}, {1, 77, 1000, 5},
                                        {1, 1000, 77, 5},  {8, 48, 160, 5},   {3, 128, 128, 5}};

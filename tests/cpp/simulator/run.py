@@ -20,7 +20,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-# What a build of GPGPU-Sim leaves (docs/cuda-tests.md).
+# What a build of GPGPU-Sim leaves (docs/kernels/cuda-tests.md).
 CONFIGURATION = "configs/tested-cfgs/SM7_QV100"
 NEEDED = (
     "libcuda/gpgpu_context.h",
@@ -52,7 +52,7 @@ PARTS = {
 
 def missing(sim: str) -> str | None:
     """What make simulate lacks, in one line, or None."""
-    page = 'docs/cuda-tests.md, "Without a GPU", says which and how to build it'
+    page = 'docs/kernels/cuda-tests.md, "Without a GPU", says which and how to build it'
     if not sim:
         return f"make simulate needs SIM=FOLDER, a folder with a built GPGPU-Sim: {page}"
     for name in NEEDED:

@@ -12,7 +12,7 @@
 #include "src/gpgpu-sim/gpu-sim.h"
 
 gpgpu_context* GPGPU_Context();
-/// Of the patched simulator (docs/cuda-tests.md).
+/// Of the patched simulator (docs/kernels/cuda-tests.md).
 extern void (*host_access)(unsigned long long at, size_t bytes, bool written, const void*);
 
 namespace simulator {

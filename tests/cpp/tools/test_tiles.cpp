@@ -13,7 +13,7 @@ namespace {
 
 using namespace lowbit::ckpt;
 
-/// A chunk, and its digits by definition: docs/ckpt-commands.md.
+/// A chunk, and its digits by definition: docs/reference/ckpt-commands.md.
 struct Case {
   Shape shape;
   uint64_t width;

@@ -16,7 +16,7 @@ def model_of():
     "options, message",
     [
         ({"state_format": "bfloat16"}, "to nearest it stands still"),
-        ({"state_format": "8bit"}, "docs/ema.md has what fewer bits do"),
+        ({"state_format": "8bit"}, "docs/loss/ema.md has what fewer bits do"),
         ({"decay": 1.0}, "Invalid decay value: 1.0"),
         ({"decay": 0.999999999}, "in float32 too"),
         ({"decay": -0.1}, "Invalid decay value: -0.1"),

@@ -85,7 +85,7 @@ def test_the_float32_view_of_what_one_rank_has_whole(pool, orig):
 @pytest.mark.parametrize("ranks, orig", [(1, True), (1, False), (2, False)])
 def test_the_float32_view_loads_under_another_wrapping(pool, ranks, orig):
     """FULL state, which torch gathers for parameters inside and outside of FSDP1 alike. On two
-    ranks torch's buffers are right without use_orig_params alone (docs/sharding-details.md).
+    ranks torch's buffers are right without use_orig_params alone (docs/bits/sharding-details.md).
     """
     wanted = {"to the whole model": True, "to a module of it": True}
     assert pool.run(ranks, fsdp1_worker.wrapped_otherwise, orig) == [wanted] * ranks

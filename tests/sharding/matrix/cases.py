@@ -1,5 +1,5 @@
-"""What the matrix of docs/sharding-matrix.md is about: the rules and formats, the rows of wrappers
-with their ranks, and a run of each.
+"""What the matrix of docs/bits/sharding-matrix.md is about: the rules and formats, the rows of
+wrappers with their ranks, and a run of each.
 """
 
 from __future__ import annotations

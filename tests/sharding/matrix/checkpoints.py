@@ -144,7 +144,7 @@ def load(runs: Runs, kind: str, path: pathlib.Path) -> None:
     models: Saved = {name: {"model": model_of(run)} for name, run in runs.items()}
     if storage == "resharded":
         path = pathlib.Path(f"{path} resharded")
-    # Weights apart, and those of FSDP1 each: docs/sharding-details.md.
+    # Weights apart, and those of FSDP1 each: docs/bits/sharding-details.md.
     for part in (optim, *({name: model} for name, model in models.items())):
         if storage == "lowbit":
             dcp.load(part, storage_reader=lowbit.checkpoint.Reader(path))

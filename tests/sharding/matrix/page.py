@@ -1,5 +1,5 @@
-"""The matrix in docs/sharding-matrix.md, written from what test_matrix.py, test_matrix_rows.py and
-test_matrix_kinds.py found: matrix*.json beside them.
+"""The matrix in docs/bits/sharding-matrix.md, written from what test_matrix.py, test_matrix_rows.py
+and test_matrix_kinds.py found: matrix*.json beside them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ FILES = {
     "kinds": ROOT / "tests/sharding/matrix/kinds.json",
     "pairs": ROOT / "tests/sharding/matrix/pairs.json",  # not on the page, which has the products
 }
-PAGE = ROOT / "docs/sharding-matrix.md"
+PAGE = ROOT / "docs/bits/sharding-matrix.md"
 BEGIN, END = (
     "<!-- tests/sharding/matrix/test_matrix.py writes this -->",
     "<!-- end of the matrix -->",

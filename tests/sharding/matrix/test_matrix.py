@@ -1,5 +1,5 @@
-"""The matrix of docs/sharding-matrix.md: every rule and format under every wrapper, trained, saved
-and loaded, beside one process.
+"""The matrix of docs/bits/sharding-matrix.md: every rule and format under every wrapper, trained,
+saved and loaded, beside one process.
 
 A cell is "same bits" if 10 steps give the bytes of one process, and what the wrapper of the line
 above saved loads, with the bytes of one process, also after 2 more steps; the first line loads what

@@ -1,4 +1,4 @@
-"""Kinds of checkpoints under each wrapper: the last table of docs/sharding-matrix.md.
+"""Kinds of checkpoints under each wrapper: the last table of docs/bits/sharding-matrix.md.
 
 A cell is "same bits" if what a row above saved, by the same kind of state dict and files, loads
 with the bytes of one process, also after 2 more steps, and what is saved here loads in one process:

@@ -1,4 +1,4 @@
-"""The matrix in docs/sharding-matrix.md is what test_matrix.py, test_matrix_rows.py and
+"""The matrix in docs/bits/sharding-matrix.md is what test_matrix.py, test_matrix_rows.py and
 test_matrix_kinds.py found.
 """
 

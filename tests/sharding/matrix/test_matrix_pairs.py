@@ -1,4 +1,4 @@
-"""Every rule, format and wrapper of docs/sharding-matrix.md in pairs: a covering array of the
+"""Every rule, format and wrapper of docs/bits/sharding-matrix.md in pairs: a covering array of the
 products that `make matrix` runs.
 
 A cell is "same bits" if 10 steps give the bytes of one process. What the wrapper of the line above

@@ -1,4 +1,4 @@
-"""More rows of the matrix of docs/sharding-matrix.md, on 4 and 8 ranks, the rules that
+"""More rows of the matrix of docs/bits/sharding-matrix.md, on 4 and 8 ranks, the rules that
 test_matrix.py leaves out, and rules in every format under FSDP2 and expert parallelism.
 
 A cell is "same bits" if 10 steps give the bytes of one process, and what the row above saved loads,

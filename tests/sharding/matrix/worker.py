@@ -151,7 +151,7 @@ def resume(wrapper: str, sources: dict[str, list[str]], folder: str) -> dict[str
         both = {name: saved_of(*run) for name, run in runs.items()}
         rest = {name: part for name, (_, part) in both.items()}
         models = {name: weights for name, (weights, _) in both.items()}
-        # Weights of FSDP1 apart: docs/sharding-details.md.
+        # Weights of FSDP1 apart: docs/bits/sharding-details.md.
         alone_too = wrapper.startswith("FSDP1")
         several = [{name: part} for name, part in models.items()] if alone_too else [models]
         for part in [rest, *several]:

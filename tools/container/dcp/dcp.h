@@ -1,6 +1,6 @@
 // The directory of torch.distributed.checkpoint: `.distcp` files of items, and `.metadata`, a
 // pickle that maps boxes of tensors to bytes of those files. torch 2.1 to 2.15 write it;
-// docs/ckpt-formats.md lists the variants.
+// docs/definitions/ckpt-formats.md lists the variants.
 #pragma once
 
 #include <string>

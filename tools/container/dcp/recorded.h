@@ -1,5 +1,5 @@
 // The digests that lowbit leaves in the directories that it writes (lowbit.json;
-// docs/ckpt-commands.md has its layout).
+// docs/reference/ckpt-commands.md has its layout).
 #pragma once
 
 #include <map>

@@ -64,7 +64,7 @@ Result<WriteReport> plan_dcp(const Document& document, const WriteOptions& optio
 Result<WriteReport> write_torch(const Document& document, const std::string& path,
                                 const WriteOptions& options);
 /// Writes one safetensors file. Paths and values are stored in `__metadata__`, so that reading it
-/// gives the same document (docs/ckpt-formats.md has the convention).
+/// gives the same document (docs/definitions/ckpt-formats.md has the convention).
 Result<WriteReport> write_safetensors(const Document& document, const std::string& path,
                                       const WriteOptions& options);
 /// The error that `write_container` would return for its target, for a plan to ask beforehand.

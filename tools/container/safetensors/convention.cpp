@@ -1,4 +1,5 @@
-// A tree as one text (docs/ckpt-formats.md): {"version":1,"leaves":[...],"holders":[...]}.
+// A tree as one text (docs/definitions/ckpt-formats.md):
+// {"version":1,"leaves":[...],"holders":[...]}.
 #include <bit>
 #include <charconv>
 #include <cmath>

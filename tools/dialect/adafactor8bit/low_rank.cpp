@@ -1,5 +1,5 @@
 // Reading the low-rank state of adafactor-8bit 0.1.9 (apollo_rank), which lowbit.Adafactor steps
-// with a rank and projection="torch" (docs/lowrank.md).
+// with a rank and projection="torch" (docs/definitions/lowrank.md).
 //
 // v_low is the flattened second moment of the gradient in a subspace, scaled_grad_norm_prev the
 // norm that its limiter left. The projection is drawn from current_proj_seed by torch's generator

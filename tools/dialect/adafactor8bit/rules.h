@@ -1,5 +1,5 @@
-// How adafactor-8bit quantizes a block, by generation of its files. docs/formats.md has the
-// formulas of those that are lowbit's too.
+// How adafactor-8bit quantizes a block, by generation of its files. docs/definitions/formats.md has
+// the formulas of those that are lowbit's too.
 #pragma once
 
 #include <memory>

@@ -21,8 +21,8 @@ bool is_of_norm(const std::string& weight, const std::set<std::string>& norms);
 /// Rounds float32 weights to a format: those that the optimizer's parameters name, or all of the
 /// model's if parameters have no names. The format's compensation goes into lowbit's state. Weights
 /// of norms with running statistics stay float32, as in lowbit.to_master_free. Random bits are
-/// lowbit's (docs/formats.md), of step 0 and the stream of the parameter's name. Tied weights get
-/// the same values.
+/// lowbit's (docs/definitions/formats.md), of step 0 and the stream of the parameter's name. Tied
+/// weights get the same values.
 Result<Document> with_weights(Document document, const std::string& format, uint64_t seed,
                               DialectReport& report);
 

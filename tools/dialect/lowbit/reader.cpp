@@ -1,4 +1,4 @@
-// Reading lowbit's state (docs/formats.md).
+// Reading lowbit's state (docs/definitions/formats.md).
 #include "dialect/lowbit/lowbit.h"
 
 #include <algorithm>

@@ -44,7 +44,7 @@ std::shared_ptr<Floats> floats_by(Read read) {
 
 /// State in the terms of lowbit's own formats, bit for bit: what another dialect can relabel
 /// without dequantizing. Codes are [rows, ceil(cols * bits / 8)], bit streams by row, scales
-/// [rows, ceil(cols / block)] (docs/formats.md).
+/// [rows, ceil(cols / block)] (docs/definitions/formats.md).
 struct Codes {
   std::string format;  // of lowbit's catalog: "dynamic8", "dynamic8_unsigned", ...
   int bits = 8;
@@ -65,8 +65,8 @@ struct State {
   std::optional<Codes> codes = {};
   bool rescaled = false;  // the values are not the numbers of `leaves`, but these times a factor
   std::vector<const Leaf*> leaves = {};  // of the document that hold it, for health and messages
-  // What is kept beside a 16-bit weight (docs/formats.md) has no `values`: its name is lowbit's
-  // key, param_bfloat16_split8, and what lowbit keeps under it is this, or leaves[0].
+  // What is kept beside a 16-bit weight (docs/definitions/formats.md) has no `values`: its name is
+  // lowbit's key, param_bfloat16_split8, and what lowbit keeps under it is this, or leaves[0].
   std::optional<Leaf> raw = {};
   /// The state's tensors under lowbit's own keys ("exp_avg_dynamic8", "exp_avg_dynamic8_scale"),
   /// where the file holds exactly these: lowbit takes them over bit for bit.
