@@ -117,8 +117,8 @@ def page(report: dict[str, Any]) -> str:
             (
                 f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, "
                 f"{QUARTER.name}. Issue, ALU and wavefronts of shared memory are counted "
-                "(docs/kernels/cuda-counts.md), memory is the kernel's bytes at the copy's speed; the "
-                "last column is the measured time over the largest of the four."
+                "(docs/kernels/cuda-counts.md), memory is the kernel's bytes at the copy's speed; "
+                "the last column is the measured time over the largest of the four."
             ),
             table(
                 ["step", "issue", "ALU", "shared memory", "memory", "measured", "over the bound"],

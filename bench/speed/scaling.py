@@ -4,8 +4,8 @@ model of servers made of both (docs/speed/scaling.md).
     python -m bench.speed.scaling          measures: 5 minutes on a quiet machine; writes
                                            bench/results/scaling.json and docs/speed/scaling.md
     python -m bench.speed.scaling --quick  smaller tensors and fewer rounds: a minute, to try it
-    python -m bench.speed.scaling --page   docs/speed/scaling.md and the table of docs/speed/bench.md,
-                                           from what was measured
+    python -m bench.speed.scaling --page   docs/speed/scaling.md and the table of
+                                           docs/speed/bench.md, from what was measured
 
 Each contestant is measured three ways, in turns: on tensors that the nearest cache holds (what a
 core needs for a value), on one large tensor with 1, 2, ... threads (what memory allows), and on
