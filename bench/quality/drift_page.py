@@ -1,4 +1,4 @@
-"""docs/loss/drift.md from the numbers of bench/quality/drift.py, and what they say of each preset."""
+"""docs/loss/drift.md from the numbers of bench/quality/drift.py: what they say of each preset."""
 
 from __future__ import annotations
 

@@ -307,8 +307,8 @@ def page(result: Found, kills: Found) -> str:
         filled(
             "`lowbit.checkpoint.Writer` and `Reader` "
             "([checkpoint-python.md](../checkpoint-python.md#while-training-runs)) are compared "
-            "with torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of "
-            "one machine. `python -m bench.storage --record` measures and writes this page."
+            "with torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks "
+            "of one machine. `python -m bench.storage --record` measures and writes this page."
         ),
         filled(
             about(
