@@ -1,6 +1,7 @@
 """lowbit: low-bit optimizers for PyTorch.
 
-State and weights are the same bits for any number of ranks, any sharding and any processor.
+From the same gradients, state and weights are the same bits for any number of ranks, any sharding
+and any processor.
 README.md shows the first steps; docs/definitions/formats.md defines the bytes.
 """
 

@@ -62,7 +62,7 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
             if not values:
                 checkpoint.inspect(path)
                 return path
-            if checkpoint.verify(path)["ok"]:
+            if checkpoint.verify(path, opaque=True)["ok"]:
                 return path
         except checkpoint.CheckpointError as error:
             if error.code == _IO_ERROR:

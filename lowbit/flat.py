@@ -68,11 +68,13 @@ def bind(
         ValueError: a slice does not fit its tensor or parameter; slices overlap; ranks differ in
             their parameters or leave out elements; the optimizer lacks a tensor; or `export`
             cannot express the state.
+        TypeError: the optimizer is not one of lowbit's, or is inside a wrapper.
         RuntimeError: the optimizer was stepped before,
             with the tensors unbound or bound to other elements.
     """
     if export not in (None, "fp32"):
         raise ValueError(f"export must be 'fp32' or None, not {export!r}")
+    check_own(opt)
     slices = list(slices)
     flat_shards: dict[Tensor, list[sharding.FlatShard]] = {}
     for flat_shard in sharding.flat_shards(slices, _foreign(opt, slices)):
@@ -139,7 +141,7 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
         TypeError: `opt` is not an optimizer of lowbit.
         ValueError: `param_names` is True and a parameter has no name.
     """
-    _check_own(opt)
+    check_own(opt)
     opt.check_saving()
     with opt.whole_groups():
         unnamed = [i for _, p, name, i in opt.members() if not _has_name(p, name)]
@@ -151,7 +153,8 @@ def get_state_dict(opt: LowbitOptimizer, *, param_names: bool | None = None) -> 
         return _state_dict(opt, param_names)
 
 
-def _check_own(opt: LowbitOptimizer) -> None:
+def check_own(opt: LowbitOptimizer) -> None:
+    """An error where the optimizer is another library's, or a wrapper."""
     if not isinstance(opt, LowbitOptimizer):
         raise TypeError(
             f"this takes one of lowbit's optimizers, not {type(opt).__name__}: pass the one that "
@@ -219,7 +222,7 @@ def set_state_dict(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> None:
         ValueError: the number of groups differs, no group has a parameter, the parameters of a
             group had different settings, a parameter has no state, or state has an unknown layout.
     """
-    _check_own(opt)
+    check_own(opt)
     with opt.whole_groups():
         _load_state_dict(opt, state_dict)
 

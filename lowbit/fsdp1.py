@@ -42,8 +42,10 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
     Raises:
         ValueError: some or all of the optimizer's parameters are not in `model`;
             or `export` cannot express the state.
+        TypeError: the optimizer is not one of lowbit's, or is inside a wrapper.
         RuntimeError: the optimizer was stepped before its parameters became flat shards.
     """
+    flat.check_own(opt)
     slices: dict[Tensor, list[sharding.FlatSlice]] = {}
     for each in sharding.flat_slices_of(model, clean_name):
         slices.setdefault(each.tensor, []).append(each)

@@ -337,8 +337,8 @@ def diff(
         include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
-        The report of `lowbit-ckpt diff --json`: "same", and the "differences" by name with the
-        first element that differs.
+        The report of `lowbit-ckpt diff --json`: "same", "warnings", and the "differences" by name
+        with the first element that differs.
 
     Raises:
         CheckpointError: code 1 for I/O, 2 for usage, 3 for a bad checkpoint, 4 for a mismatch.

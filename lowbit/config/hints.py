@@ -14,7 +14,7 @@ _BITSANDBYTES = {
     "optim_bits": 'state_format="8bit" or "float32"',
     "min_8bit_size": "min_numel=",
     "percentile_clipping": "lowbit.clip_grad_norm_ before the step",
-    "block_wise": "nothing: scales always cover blocks",
+    "block_wise": "nothing: scales cover blocks, unless lowbit.scaled() says otherwise",
     "is_paged": 'state_memory="managed", or "pinned"',
     "args": "nothing",
 }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any, Literal, overload
 
 import torch
@@ -126,7 +127,7 @@ def accumulate(
     if rounding not in (*_FORMATS, "exact"):
         names = ", ".join(map(repr, (*_FORMATS, "exact")))
         raise ValueError(f"rounding should be one of {names} but is: {rounding!r}")
-    if average is not None and not average >= 1:
+    if average is not None and not (isinstance(average, Integral) and average >= 1):
         raise ValueError(f"average should be the number of micro-batches but is: {average!r}")
     if rounding == "exact":
         if not hooks:

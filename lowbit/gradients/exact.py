@@ -170,7 +170,12 @@ class ExactAccumulator:
         if unnumbered and addends > self._most:
             raise ValueError(
                 f"{self.ranks} ranks with {self._round + 1} micro-batches of {now.passes} passes "
-                f"each have {addends} addends, and average={self.micro_batches} counts them all"
+                f"each have {addends} addends, and "
+                + (
+                    f"a step adds up {self._most:,} at most"
+                    if self.micro_batches is None
+                    else f"average={self.micro_batches} counts them all"
+                )
             )
         if self._round > 0 and unnumbered == self._numbered:
             raise ValueError("give every micro-batch of a step an index, or none of them")

@@ -4,6 +4,7 @@ and on every rank.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -53,7 +54,8 @@ _RANKS = (
 class Reproducibility:
     """What `check_reproducible` found. True where everything had the same bits."""
 
-    module: str | None  # the first module that differs, in the order of the passes; "" is the model
+    # The first module that differs, in the order of the passes, or parameter; "" is the model.
+    module: str | None
     differs: str | None  # "output", "gradient" or "loss"
     between: str | None  # "passes" or "ranks"
     cure: str | None
@@ -97,6 +99,7 @@ def check_reproducible(
         What differed first. It is true if nothing did.
     """
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    model.zero_grad(set_to_none=True)  # the first pass would add to what is there
     traces = []
     for turn in range(2):
         try:
@@ -138,7 +141,8 @@ def _first(model: nn.Module, a: Trace, b: Trace, between: str) -> Reproducibilit
     pairs = zip(a, b, strict=False)
     at = next((i for i, (one, other) in enumerate(pairs) if one != other), min(len(a), len(b)))
     name, differs, _ = (a if at < len(a) else b)[at]
-    module = dict(model.named_modules()).get(name)
+    modules = dict(model.named_modules())
+    module = modules.get(name, modules.get(name.rpartition(".")[0]))  # or a parameter's
     cure = next((text for kinds, text in _CURES if isinstance(module, kinds)), _CURE)
     return Reproducibility(name, differs, between, _RANKS if between == "ranks" else cure)
 
@@ -185,7 +189,7 @@ def _digest(value: Any) -> str:
         if isinstance(t, Tensor):
             plain = sharding.local(t).detach().cpu().contiguous()
             h.update(f"{plain.dtype} {tuple(plain.shape)}".encode())
-            h.update(plain.reshape(-1).view(torch.uint8).numpy().tobytes())
+            h.update(ctypes.string_at(plain.data_ptr(), plain.nbytes))  # numpy may be missing
     return h.hexdigest()
 
 

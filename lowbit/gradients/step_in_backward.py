@@ -221,13 +221,15 @@ class InBackward:
         """Removes the hooks."""
         for handle in self._handles:
             handle.remove()
-        if self._beside is not None:
-            self._beside.wait()
-            self.opt.in_flight = None
-        self.give_up()
-        for p in self._groups:
-            places.steppers.pop(p, None)
         self._handles = []
+        try:
+            if self._beside is not None:
+                self._beside.wait()  # which raises what a step raised
+        finally:
+            self.opt.in_flight = None
+            self.give_up()
+            for p in self._groups:
+                places.steppers.pop(p, None)
 
     # Backward pass
 

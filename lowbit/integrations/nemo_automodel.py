@@ -24,7 +24,8 @@ from lowbit.config.overrides import clean_name
 from lowbit.optim.named import no_optimizer, optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
-OF_GROUPS = ("embeddings", "heads")  # the options that are those of `lowbit.param_groups`
+# The options that are those of `lowbit.param_groups` and `lowbit.muon_param_groups`.
+OF_GROUPS = ("embeddings", "heads", "no_decay")
 
 
 @dataclass
@@ -39,8 +40,8 @@ class LowbitConfig(OptimizerConfig):
         optimizer: a class of lowbit; "AdamW" by default.
         lr: learning rate; 1e-4 by default, as Automodel's other optimizers have.
         weight_decay: 0.01 by default.
-        options: further arguments of that class (`betas`, `state_format`), and `embeddings` and
-            `heads` of `lowbit.param_groups`; none by default.
+        options: further arguments of that class (`betas`, `state_format`), and `embeddings`,
+            `heads` and `no_decay` of `lowbit.param_groups`; none by default.
         param_group_overrides: Automodel's, patterns with `lr_mult` and `wd_mult` for its scheduler.
     """
 
@@ -87,7 +88,7 @@ class LowbitConfig(OptimizerConfig):
         return self._cls(params, lr=self.lr, weight_decay=self.weight_decay, **options)
 
     def _groups(self, part: nn.Module, matched: set[int]) -> list[dict[str, Any]]:
-        """The groups of `lowbit.param_groups`,
+        """The groups of `lowbit.param_groups`, or for MuonWithAdamW of `lowbit.muon_param_groups`,
         split by the first override whose pattern is found in a name.
 
         Numbers of such overrides are added to `matched`.
@@ -95,7 +96,9 @@ class LowbitConfig(OptimizerConfig):
         rules = [(re.compile(each.pattern), each) for each in self.param_group_overrides]
         made: list[dict[str, Any]] = []
         special = {key: self.options[key] for key in OF_GROUPS if key in self.options}
-        for group in lowbit.param_groups(part, **special):
+        muon = isinstance(self._cls, type) and issubclass(self._cls, lowbit.MuonWithAdamW)
+        parts_of = lowbit.muon_param_groups if muon else lowbit.param_groups
+        for group in parts_of(part, **special):
             split: dict[int, dict[str, Any]] = {}
             for name, p in zip(group["param_names"], group["params"], strict=True):
                 number = next(

@@ -202,7 +202,9 @@ class StepInBackwardCallback(TrainerCallback, ExportableState):
         optimizer: Any = None,
         **_: Any,
     ) -> None:
-        self.on_train_end(args, state, control)  # which a training that raised did not come to
+        if self.released is not None:  # of a training that raised and did not come to its end
+            self.released.reset()
+            self.on_train_end(args, state, control)
         if args.fp16:
             raise ValueError(
                 "StepInBackwardCallback cannot look for infinities first: train in bf16"

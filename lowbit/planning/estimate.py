@@ -127,7 +127,8 @@ def estimate(
     if not asked and any(of_fit.values()):
         names = ", ".join(name for name, given in of_fit.items() if given)
         raise ValueError(
-            f"the fit of a step is asked for by context= or loss=, and {names} count there alone"
+            f"{names} count in the fit of a step alone, which device_memory=, context= or loss= "
+            "ask for"
         )
     if asked and ranks > 1:
         raise ValueError(f"the fit is that of one card, and the model is on {ranks} ranks")
@@ -250,10 +251,10 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
         return optimizer
     cls = optimizer_named(optimizer) if isinstance(optimizer, str) else None
     if cls is None:
-        raise ValueError(
-            f"lowbit has no optimizer {optimizer!r}; it has {', '.join(optimizer_names())}"
-            + no_optimizer(str(optimizer))
-        )
+        hint = no_optimizer(str(optimizer))
+        if not hint.endswith("?"):
+            hint = f"; it has {', '.join(optimizer_names())}"
+        raise ValueError(f"lowbit has no optimizer {optimizer!r}{hint}")
     return cls
 
 

@@ -239,7 +239,8 @@ class StatefulOptimizer(Optimizer):
         empty shards included.
 
         The constructor calls it. Parameters on the meta device wait for a later call, or for the
-        first step: build the optimizer before the weights exist, materialize them, then call this.
+        first step. That serves where they stay the same tensors when they get values, as DTensors
+        do under `to_empty`. Elsewhere it makes others: materialize first, then build the optimizer.
         """
         self.check_structure()
         self._laid_out_for = self._decided()

@@ -1,4 +1,5 @@
-"""Steps of APOLLO and Fira: the passes of all parameters in lockstep (docs/definitions/lowrank.md).
+"""Steps of APOLLO and Fira: the passes of all parameters in lockstep
+(docs/definitions/lowrank.md).
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 again, and the run ends where it would have ended.
 """
 
+import datetime
 import pathlib
 import re
 import shutil
@@ -9,6 +10,8 @@ import subprocess
 import sys
 
 import pytest
+import torch
+import torch.distributed.checkpoint as dcp
 
 from lowbit import checkpoint, elastic
 from lowbit.checkpoint import native
@@ -135,6 +138,13 @@ def test_what_is_passed_over(whole, tmp_path):
     assert elastic.latest(folder) == before
     (before / ".metadata").unlink()
     assert elastic.latest(folder) == elastic.step_folder(folder, 8)
+
+
+def test_a_checkpoint_with_an_opaque_value_is_sound(tmp_path):
+    """Such as a date, which torch pickles: loads read the rest."""
+    path = elastic.step_folder(tmp_path, 1)
+    dcp.save({"w": torch.ones(2), "at": datetime.date(2026, 1, 1)}, checkpoint_id=path)
+    assert elastic.latest(tmp_path) == elastic.latest(tmp_path, values=True) == path
 
 
 def test_a_folder_that_cannot_be_listed_or_read_is_an_error(whole, tmp_path, monkeypatch):

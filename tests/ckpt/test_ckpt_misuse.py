@@ -555,3 +555,20 @@ def test_nothing_is_left_to_compare(saved, tmp_path, options):
         assert error == f"lowbit-ckpt: nothing of {paths[0]} and {paths[1]} is selected\n"
     run("diff", tmp_path / "a", tmp_path / "b", *options, "--exclude", "x", code=4)
     run("diff", saved / "adam.pt", saved / "adam.pt", *options, "--include", "model.*")
+
+
+def test_options_that_contradict_each_other(tmp_path):
+    torch.save({"w": torch.ones(3) / 3}, tmp_path / "a.pt")
+    target = ("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--keep")
+    done = run(*target, "--weights", "bfloat16", code=2)
+    assert "--keep refuses to round, and --weights rounds" in done.stderr
+    assert not (tmp_path / "b.pt").exists()
+    both = ("diff", tmp_path / "a.pt", tmp_path / "a.pt", "--bytes", "--tolerance", "0.1")
+    assert "--bytes compares bytes" in run(*both, code=2).stderr
+
+
+def test_long_text_is_cut_between_characters(tmp_path):
+    for length in range(90, 100):
+        torch.save({"said": "a" * length + "é界" * 8, "w": torch.ones(1)}, tmp_path / "a.pt")
+        (line,) = [x for x in run("inspect", tmp_path / "a.pt").stdout.splitlines() if "said" in x]
+        assert line.endswith("...") and len(line.encode()) < 120

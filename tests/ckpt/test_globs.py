@@ -3,6 +3,7 @@ as overrides= and full_precision= do.
 """
 
 import fnmatch
+import json
 
 import pytest
 import torch
@@ -25,6 +26,8 @@ PATTERNS = [
     "[a-]", "[-a]", "[a-é]", "[!a-é]", "é*", "?é", "[界]*", "\\*", "\\a", "a\\", "[\\]", "[*]",
     "[?]?", "[[]", "**a", "*a*b*", "a*", "[a-b]?[!.]*",
 ]  # fmt: skip
+
+NOTHING = "matches nothing in the checkpoint; inspect lists its names"
 
 
 @pytest.fixture(scope="module")
@@ -64,11 +67,23 @@ def test_an_exclusion_that_fits_nothing_is_said(path, tmp_path, command):
         return run(command, path, tmp_path / str(len(patterns)), *options, *given).stderr
 
     assert written("a*", "*.weight") == ""
-    nothing = "matches nothing in the checkpoint; inspect lists its names"
     assert written("a*", "*.wieght", "xyz").splitlines() == [
-        f"warning: --exclude '{pattern}' {nothing}" for pattern in ("*.wieght", "xyz")
+        f"warning: --exclude '{pattern}' {NOTHING}" for pattern in ("*.wieght", "xyz")
     ]
     if command == "convert":
         report = checkpoint.convert(path, tmp_path / "by python", exclude=["*.wieght"])
         (line,) = report["warnings"]
         assert line.startswith("exclude='*.wieght' matches nothing")
+
+
+@pytest.mark.parametrize("command", ["inspect", "verify", "diff"])
+def test_an_exclusion_that_fits_nothing_is_said_where_nothing_is_written(path, command):
+    given = (path, path) if command == "diff" else (path,)
+    done = run(command, *given, "--exclude", "a*", "--exclude", "*.wieght")
+    (line,) = [x.strip() for x in (done.stdout + done.stderr).splitlines() if "matches" in x]
+    assert line == f"warning: --exclude '*.wieght' {NOTHING}"
+    report = json.loads(run(command, *given, "--json", "--exclude", "*.wieght").stdout)
+    assert report["warnings"] == [f"--exclude '*.wieght' {NOTHING}"]
+    report = getattr(checkpoint, command)(*given, exclude=["*.wieght"])
+    assert report["warnings"] == [f"exclude='*.wieght' {NOTHING}"]
+    assert getattr(checkpoint, command)(*given, exclude=["*.weight"])["warnings"] == []

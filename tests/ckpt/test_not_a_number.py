@@ -2,6 +2,8 @@
 finds it in weights and in every state.
 """
 
+import re
+
 import pytest
 import torch
 
@@ -111,3 +113,39 @@ def test_cames_confidence_is_not_negative(tmp_path):
     torch.save(opt.state_dict(), path)
     report = checkpoint.verify(path)
     assert not report["ok"] and "are negative" in str(report["findings"])
+
+
+BYTES = [name for name in dir(torch) if re.fullmatch(r"float8_\w+", name)]
+
+
+@pytest.mark.parametrize("name", BYTES)
+def test_verify_finds_one_in_8_bits(tmp_path, name):
+    dtype = getattr(torch, name)
+    for code in range(256):
+        w = torch.tensor([1, code, 2], dtype=torch.uint8).view(dtype)
+        torch.save({"w": w}, tmp_path / "a")
+        report = checkpoint.verify(tmp_path / "a")
+        said = str(report["findings"] + report["warnings"])
+        finite = bool(torch.isfinite(w[1].float()))
+        assert ("1 of 3 values are not finite, the first at [1]" in said) != finite, (code, said)
+        assert report["ok"] != bool(torch.isnan(w[1].float()))
+
+
+@pytest.mark.parametrize("dtype", [torch.complex32, torch.complex64, torch.complex128], ids=str)
+@pytest.mark.parametrize("value", [complex(NAN, 0), complex(0, NAN)], ids=["real", "imaginary"])
+def test_verify_finds_one_in_a_complex_number(tmp_path, dtype, value):
+    w = torch.ones(2, 5, dtype=torch.complex64)
+    torch.save({"w": w.to(dtype)}, tmp_path / "a")
+    assert checkpoint.verify(tmp_path / "a")["ok"]
+    w[1, 3] = w[1, 4] = value
+    torch.save({"w": w.to(dtype)}, tmp_path / "a")
+    assert "2 of 10 values are not finite, the first at [1, 3]" in str(
+        checkpoint.verify(tmp_path / "a")["findings"]
+    )
+
+
+def test_an_infinite_difference_is_said_in_words(tmp_path):
+    for name, value in (("a", 1.0), ("b", NAN)):
+        torch.save(weights(w=torch.tensor([0.5, value])), tmp_path / name)
+    (entry,) = checkpoint.diff(tmp_path / "a", tmp_path / "b")["differences"]
+    assert entry["max"] == entry["relative"] == "infinite"

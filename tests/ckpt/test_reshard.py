@@ -417,6 +417,30 @@ def test_file_systems_that_cannot_exchange_folders(tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "shim.c", "shim.so"]
 
 
+def test_file_systems_without_links(tmp_path):
+    """Nor any flag of renameat2: some of FUSE, and shares of Windows."""
+    shim = preloaded(
+        tmp_path,
+        "#include <errno.h>\nint renameat2(int a, const char* b, int c, const char* d, unsigned e) "
+        "{ errno = EINVAL; return -1; }\n"
+        "int link(const char* a, const char* b) { errno = EPERM; return -1; }\n",
+    )
+    env = os.environ | shim
+    state = {"x": torch.arange(8.0)}
+    saved(tmp_path / "a", state)
+    one = [TOOL, "convert", tmp_path / "a", tmp_path / "b.pt"]
+    subprocess.run(one, check=True, env=env)
+    assert torch.equal(torch.load(tmp_path / "b.pt")["x"], state["x"])
+    again = subprocess.run(one, env=env, capture_output=True, text=True)
+    assert again.returncode == 2 and "--force" in again.stderr
+    subprocess.run([*one, "--force"], check=True, env=env)
+    for part in ("0/2", "1/2"):
+        cut = ["reshard", tmp_path / "a", tmp_path / "c", "--world-size", "2", "--part", part]
+        subprocess.run([TOOL, *cut], check=True, env=env)
+    assert_torch_reads(tmp_path / "c", state)
+    assert sorted(os.listdir(tmp_path)) == ["a", "b.pt", "c", "shim.c", "shim.so"]
+
+
 # Size.
 
 

@@ -319,6 +319,23 @@ def test_automodel_builds_from_its_file(automodel, tmp_path):
     assert [group["lr"] for group in opt.param_groups] == pytest.approx([1e-2, 1e-3, 1e-2])
 
 
+def test_automodel_builds_muon(automodel, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 64), torch.nn.Linear(64, 64))
+    text = """
+        optimizer:
+          _target_: lowbit.integrations.nemo_automodel.LowbitConfig
+          optimizer: MuonWithAdamW
+          options: {no_decay: true, adamw_lr: 1.0e-3}
+        """
+    (opt,) = automodel(tmp_path, text, model)
+    by_muon = {n: g["use_muon"] for g in opt.param_groups for n in g["param_names"]}
+    assert by_muon == {"0.weight": False, "1.weight": True, "1.bias": False}
+    decay = {n: g["weight_decay"] for g in opt.param_groups for n in g["param_names"]}
+    assert decay["1.bias"] == 0 and decay["1.weight"] > 0
+    model(torch.arange(8)).sum().backward()
+    opt.step()
+
+
 def test_automodel_warns_of_patterns_that_match_nothing(automodel, tmp_path):
     """In no part of the model: those of a pipeline's stages have different layers."""
     parts = torch.nn.Module()

@@ -133,6 +133,30 @@ def test_training_that_raised_can_begin_again(tmp_path):
     assert all(p.grad is None for p in made.model.parameters())
 
 
+def test_training_whose_overlapped_step_failed_can_begin_again(tmp_path, monkeypatch):
+    need_package("transformers")
+    from lowbit.integrations.transformers import StepInBackwardCallback, optimizer
+    from lowbit.optim.one_step import Step
+
+    args = launchers.arguments(tmp_path)
+    made = launchers.trainer(
+        tmp_path,
+        args=args,
+        optimizer_cls_and_kwargs=optimizer(args, "AdamW"),
+        callbacks=[StepInBackwardCallback(overlap=True)],
+    )
+
+    def broken(step):
+        raise MemoryError("no room beside")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Step, "launch", broken)
+        with pytest.raises(MemoryError, match="no room beside"):
+            made.train()
+    made.train()
+    assert all(p.grad is None for p in made.model.parameters())
+
+
 def test_lightning_steps_in_the_backward_pass():
     need_package("lightning")
     import lightning

@@ -294,3 +294,20 @@ def test_a_gradient_that_is_copied_to_the_cpu_is_waited_for():
     assert asked == [True]
     del record
     hooks.wait_for_copy(p)
+
+
+def test_what_failed_beside_keeps_nothing_of_what_is_removed(launches):
+    def broken():
+        raise MemoryError("no room")
+
+    net, opt, released = made()
+    launches.before = broken
+    net(tokens(0)).backward()
+    launches.go.set()
+    with pytest.raises(MemoryError, match="no room"):
+        released.remove()
+    launches.before = lambda: None
+    opt.zero_grad()
+    net(tokens(1)).backward()
+    opt.step()  # in the loop, as without
+    lowbit.step_in_backward(net, opt, overlap=True).remove()

@@ -504,6 +504,8 @@ def test_wrong_places_are_refused():
         lowbit.accumulate(net, rounding="up")
     with pytest.raises(ValueError, match="average should be the number of micro-batches"):
         lowbit.accumulate(net, average=0)
+    with pytest.raises(ValueError, match=r"average should be .* but is: 2.5"):
+        lowbit.accumulate(net, average=2.5)
     accumulator = lowbit.accumulate(net)
     with pytest.raises(ValueError, match=r"'embed.weight' has an accumulator already"):
         lowbit.accumulate(net)

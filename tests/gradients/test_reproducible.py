@@ -65,6 +65,28 @@ def test_a_sound_model_is_sound_and_left_alone():
     assert not any(m._forward_hooks or m._backward_hooks for m in model.modules())
 
 
+def test_gradients_that_are_there_count_in_no_pass():
+    model = net(nn.GELU())
+    model(torch.randn(16, 8)).sum().backward()
+    assert any(p.grad is not None for p in model.parameters())
+    assert found(model)
+
+
+class Atomics(nn.Embedding):
+    """Its gradient has other bits each time."""
+
+    def __init__(self) -> None:
+        super().__init__(4, 8)
+        self.weight.register_hook(lambda g: g + int.from_bytes(os.urandom(4), "little"))
+
+
+def test_a_parameter_is_named_and_cured_as_its_module():
+    model = nn.Sequential(Atomics(), nn.Linear(8, 1))
+    result = lowbit.check_reproducible(model, lambda: model(torch.arange(4)).sum())
+    assert (result.module, result.differs) == ("0.weight", "gradient")
+    assert "atomics" in str(result)
+
+
 @pytest.mark.parametrize(
     ("middle", "name", "what"), [(Noisy(), "2", "gradient"), (Moving(), "2", "output")]
 )

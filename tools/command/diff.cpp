@@ -20,12 +20,18 @@ struct DiffArguments {
   DiffOptions options;
 };
 
+/// Of `error_number`.
+std::string short_text(const Json& number) {
+  return number.is_string() ? number.get<std::string>()
+                            : fmt::format("{:.3g}", number.get<double>());
+}
+
 void print_differences(const Json& report) {
   for (const Json& d : report["differences"]) {
     fmt::print("{}: {}", d["name"].get<std::string>(), d["what"].get<std::string>());
     if (d.contains("max"))
-      fmt::print(", by at most {:.3g}, {:.3g} of the norm", d["max"].get<double>(),
-                 d["relative"].get<double>());
+      fmt::print(", by at most {}, {} of the norm", short_text(d["max"]),
+                 short_text(d["relative"]));
     fmt::print("\n");
   }
   if (report["differences"].empty())
@@ -41,6 +47,7 @@ Status run(DiffArguments& given) {
   if (given.report.json) {
     print_json(report);
   } else {
+    print_warnings(report);
     if (const size_t opaque = report["opaque"].size(); opaque > 0)
       print_error(fmt::format("warning: {} opaque object{} not compared, such as {}\n", opaque,
                               opaque == 1 ? " was" : "s were",

@@ -32,11 +32,17 @@ void print_health(const Json& out) {
     return h.contains(key) && of > 0 ? fmt::format("{:.2f}%", 100 * h[key].get<double>() / of) : "";
   };
   for (const Json& s : out["states"]) {
+    const std::string name =
+        s["parameter"].get<std::string>() + "." + s["state"].get<std::string>();
+    if (!s.contains("health")) {  // numbers that are not known, such as a weight's compensation
+      fmt::print("{:<48} {:>8} {:>10} {:>9} {:>9} {:>8}  {}\n", name, "", "", "", "", "",
+                 s["stored_as"].get<std::string>());
+      continue;
+    }
     const Json& h = s["health"];
-    fmt::print("{:<48} {:>8} {:>10} {:>9.1e} {:>9.1e} {:>8}  {}\n",
-               s["parameter"].get<std::string>() + "." + s["state"].get<std::string>(),
-               share(h, "zero"), share(h, "saturated"), h["least"].get<double>(),
-               h["most"].get<double>(), h["nan"].get<uint64_t>() + h["infinite"].get<uint64_t>(),
+    fmt::print("{:<48} {:>8} {:>10} {:>9.1e} {:>9.1e} {:>8}  {}\n", name, share(h, "zero"),
+               share(h, "saturated"), h["least"].get<double>(), h["most"].get<double>(),
+               h["nan"].get<uint64_t>() + h["infinite"].get<uint64_t>(),
                s["stored_as"].get<std::string>());
   }
 }
@@ -75,7 +81,11 @@ void print_values(const Json& values) {
   if (!values.empty()) fmt::print("\n");
   for (const auto& [name, value] : values.items()) {
     std::string text = line(value);
-    if (text.size() > 100) text = text.substr(0, 97) + "...";
+    if (text.size() > 100) {
+      size_t end = 97;  // not inside a character
+      while ((static_cast<unsigned char>(text[end]) & 0xc0) == 0x80) --end;
+      text = text.substr(0, end) + "...";
+    }
     fmt::print("{} = {}\n", name, text);
   }
 }

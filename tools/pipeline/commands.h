@@ -13,6 +13,9 @@ namespace lowbit::ckpt {
 
 using Json = nlohmann::ordered_json;
 
+/// An error of a report, which may be infinite: no number of JSON is.
+inline Json error_number(double x) { return std::isfinite(x) ? Json(x) : Json("infinite"); }
+
 /// Which leaves a command is about: globs on flat names. No include: all.
 struct Selection {
   std::vector<std::string> include, exclude;
@@ -88,8 +91,8 @@ struct DiffOptions {
   double tolerance = 0;  // of the difference, relative to the larger tensor's 2-norm
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
-/// {"same": bool, "opaque": [names of what is not read, so not compared], "differences": [{"name",
-/// "what", "first": index, "count", "max"}]}
+/// {"same": bool, "warnings": [...], "opaque": [names of what is not read, so not compared],
+/// "differences": [{"name", "what", "first": index, "count", "max"}]}
 Result<Json> diff(const std::string& a, const std::string& b, const DiffOptions& options);
 
 /// XXH3-128, in hex, of all tensors by name: name, dtype, shape and row-major bytes, of torchao's

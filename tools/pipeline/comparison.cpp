@@ -52,7 +52,8 @@ bool same_value(const Value& a, const Value& b) {
 }  // namespace
 
 bool Comparison::wants(const std::vector<std::string>& names) {
-  if (!options_.select.include.empty()) met_.insert(met_.end(), names.begin(), names.end());
+  if (!options_.select.include.empty() || !options_.select.exclude.empty())
+    met_.insert(met_.end(), names.begin(), names.end());
   const bool is = selected(options_.select, names);
   wanted_ += is;
   return is;
@@ -142,8 +143,8 @@ void Comparison::report(const std::string& name, const Shape& shape, const Tally
              {"first", at},
              {"count", tally.count}};
   if (relative != nullptr) {
-    entry["max"] = tally.limit;
-    entry["relative"] = *relative;
+    entry["max"] = error_number(tally.limit);
+    entry["relative"] = error_number(*relative);
   }
   out_.push_back(std::move(entry));
 }

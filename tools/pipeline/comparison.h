@@ -27,6 +27,8 @@ class Comparison {
   }
   /// An error where a pattern fits nothing that there was.
   Status check_patterns() const { return check_selection(met_, options_.select); }
+  /// A warning for each pattern of `exclude` that fits nothing that there was.
+  std::vector<std::string> warnings() const { return warn_of_exclude(met_, options_.select); }
 
   void differ(const std::string& name, std::string what);
   /// The same bytes, in the same dtype and shape.

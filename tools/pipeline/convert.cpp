@@ -65,8 +65,6 @@ int64_t ranks_of(const Manifest& manifest) {
   return std::max<int64_t>(1, static_cast<int64_t>(ranks.size()));
 }
 
-Json error_number(double x) { return std::isfinite(x) ? Json(x) : Json("infinite"); }
-
 Json states_of(const DialectReport& report, bool dry_run) {
   Json states = Json::array();
   for (const StateReport& s : report.states) {
@@ -119,6 +117,8 @@ Status check_options(const ConvertOptions& options, const Dialect* from, const D
   if (to != nullptr && to->write == nullptr)
     return usage(fmt::format("{} can only be read; these can be written: {}", to->name,
                              fmt::join(written_dialect_names(), ", ")));
+  if (options.wanted.keep && !options.weights.empty())
+    return usage("--keep refuses to round, and --weights rounds; leave one of the two out");
   if (to != nullptr) return fine();
   if (!options.wanted.state_format.empty() || options.wanted.block != 0 ||
       !options.wanted.full_precision.empty())

@@ -22,7 +22,7 @@ struct Health {
   std::vector<float> cells;  // largest magnitude in each cell, [cell_rows, cell_cols]
 };
 
-/// Reads all of a state, once.
+/// Reads all of a state that has `values`, once.
 Result<Health> health_of(const State& state);
 
 }  // namespace lowbit::ckpt

@@ -125,9 +125,11 @@ Status describe(const Model& model, const InspectOptions& options, Json& out) {
                  {"stored_as", printable(state.stored_as)},
                  {"bytes", state.bytes}};
       if (options.health) {
-        ASSIGN_OR_RETURN(health, health_of(state));
-        entry["health"] = to_json(health);
-        done += health.elements;
+        if (state.values != nullptr) {  // not those of a weight's compensation
+          ASSIGN_OR_RETURN(health, health_of(state));
+          entry["health"] = to_json(health);
+        }
+        done += volume(state.shape);
         if (!options.progress(done, total)) return interrupted();
       }
       out["states"].push_back(std::move(entry));
@@ -212,6 +214,20 @@ class Totals {
   uint64_t bytes_ = 0;
 };
 
+/// Adds a warning for each pattern of `exclude` that fits no leaf and no state.
+void warn_of_exclude(const Document& document, const Result<Model>& model,
+                     const Selection& selection, Json& out) {
+  if (selection.exclude.empty()) return;
+  std::vector<std::string> names;
+  for (const Leaf& leaf : document.leaves) names.push_back(leaf.name());
+  if (model.ok()) {
+    for (const Param& param : model.value().params) {
+      for (const State& state : param.states) names.push_back(param.name + "." + state.name);
+    }
+  }
+  for (const std::string& w : warn_of_exclude(names, selection)) out["warnings"].push_back(w);
+}
+
 }  // namespace
 
 Result<Json> inspect(const std::string& path, const InspectOptions& options) {
@@ -244,6 +260,7 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
                                             "'s state, but: " + model.error().text
                                       : found.error().text);
   }
+  warn_of_exclude(*shared, model, options.select, out);
   Totals totals(out);
   for (const Leaf& leaf : shared->leaves) {
     if (!selected(options.select, leaf.name())) continue;

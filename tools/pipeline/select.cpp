@@ -90,10 +90,8 @@ void for_places(const Path& path, const Use& use) {
 Document select_to_write(Document document, const Selection& selection,
                          std::vector<std::string>& warnings) {
   if (selection.include.empty() && selection.exclude.empty()) return document;
-  if (!selection.exclude.empty()) {
-    for (std::string& line : unmatched("--exclude", selection.exclude, leaf_names(document)))
-      warnings.push_back(std::move(line));
-  }
+  for (std::string& line : warn_of_exclude(document, selection))
+    warnings.push_back(std::move(line));
   std::map<std::string, int64_t> ends;  // the last place of each list that stays
   std::set<std::string> places;         // those that hold something
   for (const Leaf& leaf : document.leaves) {
@@ -303,6 +301,16 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
 
 Status check_selection(const Document& document, const Selection& selection) {
   return selection.include.empty() ? fine() : check_selection(leaf_names(document), selection);
+}
+
+std::vector<std::string> warn_of_exclude(const std::vector<std::string>& names,
+                                         const Selection& selection) {
+  return unmatched("--exclude", selection.exclude, names);
+}
+
+std::vector<std::string> warn_of_exclude(const Document& document, const Selection& selection) {
+  if (selection.exclude.empty()) return {};
+  return warn_of_exclude(leaf_names(document), selection);
 }
 
 Status check_selection(const std::vector<std::string>& names, const Selection& selection) {

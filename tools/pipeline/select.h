@@ -21,8 +21,8 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 /// The leaves that are selected.
 Document select(Document document, const Selection& selection);
 /// The same for a target: places of lists before others that stay hold None, with a warning for
-/// each, or for the first of many. A warning where a pattern of `exclude` fits no leaf: the target
-/// has what the pattern was to leave out.
+/// each, or for the first of many. What `warn_of_exclude` says, too: the target has what the pattern
+/// was to leave out.
 Document select_to_write(Document document, const Selection& selection,
                          std::vector<std::string>& warnings);
 
@@ -55,5 +55,9 @@ std::vector<std::string> warn_of_texts(const Manifest& source, ContainerKind tar
 Status check_selection(const Document& document, const Selection& selection);
 /// The same of names.
 Status check_selection(const std::vector<std::string>& names, const Selection& selection);
+/// A warning for each pattern of `exclude` that fits no name, or no leaf of the document.
+std::vector<std::string> warn_of_exclude(const std::vector<std::string>& names,
+                                         const Selection& selection);
+std::vector<std::string> warn_of_exclude(const Document& document, const Selection& selection);
 
 }  // namespace lowbit::ckpt

@@ -1,10 +1,12 @@
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <set>
 
 #include "container/common/open.h"
 #include "container/dcp/digests.h"
 #include "container/dcp/recorded.h"
+#include "container/dcp/tiles.h"
 #include "container/dcp/value_archive.h"
 #include "container/document/tree.h"
 #include "container/manifest/record_reader.h"
@@ -72,27 +74,52 @@ class TensorCheck {
     const Manifest& m = *document_.manifest;
     TensorReader reader(m);
     ValueStats whole;
+    size_t tiled = 0;
     for (const Chunk& chunk : tensor.chunks) {
       ASSIGN_OR_RETURN(stored, m.container->stored(tensor, chunk));
       Hash hash;
+      const Recorded::Tiles* cells = tiles_of(recorded, chunk);
+      std::optional<TileHasher> tiles;
+      if (cells != nullptr) {
+        ++tiled;
+        TileGrid grid = tile_grid(chunk.shape, static_cast<uint64_t>(tensor.dtype->bytes));
+        grid.down = cells->down;
+        grid.across = cells->across;
+        tiles.emplace(grid, static_cast<uint64_t>(tensor.dtype->bytes));
+      }
       for (const auto& [part, payload] : stored.parts) {
         ValueStats own;
         ValueStats& value_stats = part.empty() ? whole : own;
         if (!part.empty()) hash.add(part.c_str(), part.size() + 1);
-        RETURN_IF_ERROR(values(reader, tensor, chunk, payload, hash, value_stats));
+        RETURN_IF_ERROR(values(reader, tensor, chunk, payload, hash, value_stats,
+                               part.empty() && tiles ? &*tiles : nullptr));
         if (!part.empty())
           judge(tensor.name + " at " + shape_text(chunk.offset) + "." + part, payload.shape,
                 *payload.dtype, own);
       }
       if (recorded != nullptr) hold(tensor, chunk, *recorded, hash.hex());
+      if (cells != nullptr && tiles->digits() != cells->digits)
+        find(tensor.name,
+             "the chunk at " + shape_text(chunk.offset) +
+                 " is not what lowbit-ckpt wrote: the digests of its parts are others",
+             printable(m.file_names[chunk.extent.file]));
     }
+    if (recorded != nullptr && tiled < recorded->tiles.size())
+      find(tensor.name, "lowbit.json has digests of parts of chunks that are not there");
     judge(tensor.name, tensor.shape, *tensor.dtype, whole);
     return fine();
   }
 
+  /// What lowbit.json says of the parts of a chunk, which Reader holds a load to; null if nothing.
+  static const Recorded::Tiles* tiles_of(const Recorded::Entry* recorded, const Chunk& chunk) {
+    if (recorded == nullptr) return nullptr;
+    const auto known = recorded->tiles.find(chunk_key(chunk.offset));
+    return known == recorded->tiles.end() ? nullptr : &known->second;
+  }
+
   /// Reads a part of a chunk, row-major.
   Status values(TensorReader& reader, const Tensor& tensor, const Chunk& chunk,
-                const Payload& payload, Hash& hash, ValueStats& value_stats) {
+                const Payload& payload, Hash& hash, ValueStats& value_stats, TileHasher* tiles) {
     const auto width = static_cast<uint64_t>(payload.dtype->bytes);
     const bool plain = payload.dtype == tensor.dtype && payload.shape == chunk.shape;
     const Shape strides = row_major(plain ? tensor.shape : payload.shape);
@@ -106,6 +133,7 @@ class TensorCheck {
                             !got.ok())
                           return Error(got.error()).at(printable(tensor.name), "", "");
                         hash.add(buffer.data(), buffer.size());
+                        if (tiles != nullptr) tiles->add(buffer.data(), buffer.size());
                         uint64_t first = 0;
                         for (size_t d = 0; d < piece.offset.size(); ++d) {
                           const int64_t at = piece.offset[d] + (plain ? chunk.offset[d] : 0);
@@ -367,6 +395,7 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
   RETURN_IF_ERROR(check_tensors(what, recorded, options, checks));
   RETURN_IF_ERROR(document.finish());
   Json warnings = document.manifest->warnings, findings = Json::array();
+  for (const std::string& w : warn_of_exclude(document, options.select)) warnings.push_back(w);
   uint64_t bytes = 0;
   for (const TensorCheck& check : checks) {
     bytes += check.bytes;

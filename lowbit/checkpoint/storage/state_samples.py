@@ -75,7 +75,8 @@ def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
         0, t.numel() - 1, min(_VALUES, t.numel()), dtype=torch.float64, device="cpu"
     )
     some = t.detach().reshape(-1)[at.long().to(t.device)].cpu()
-    content = f"{t.dtype} {tuple(t.shape)}".encode() + some.view(torch.uint8).numpy().tobytes()
+    # Without numpy, which torch does not install.
+    content = f"{t.dtype} {tuple(t.shape)}".encode() + bytes(some.view(torch.uint8).tolist())
     return offsets, hashlib.blake2b(content, digest_size=16).hexdigest()
 
 

@@ -18,8 +18,9 @@ class RMSprop(LowbitOptimizer):
     """torch.optim.RMSprop with low-bit state.
 
     With centered=True the variance is a difference of two numbers that few bits cannot tell apart.
-    It is therefore at least 1/8 of square_avg (1/64 in bfloat16, 0 in float32), so steps are at
-    most 2.8 times as long as without centering.
+    It is therefore at least 1/8 of square_avg, so steps are at most 2.8 times as long as without
+    centering; 1/64 in groups whose `state_format` is "bfloat16", and 0 where it is "float32" or
+    `full_precision` is True. The group decides, for its parameters in float32 too.
 
     Args:
         params: parameters, (name, parameter) pairs, or group dicts.

@@ -149,3 +149,25 @@ def test_nothing_of_a_file_is_executed(tmp_path):
     with pytest.raises(dcp.api.CheckpointException, match=r"posix\.system"):
         load(part, path)
     assert not marker.exists()
+
+
+def test_verify_holds_the_digests_of_parts_too(tmp_path):
+    """A load of a part is held to them: what verify passes, loads."""
+    path = tmp_path / "run"
+    save(storage_worker.state(0), path)
+    assert checkpoint.verify(path)["ok"]
+
+    def flip(entry):
+        (key,) = entry["tiles"]
+        down, across, digits = entry["tiles"][key]
+        entry["tiles"][key] = [down, across, digits[:-1] + "0f"[digits[-1] == "0"]]
+
+    lied(path, flip)
+    report = checkpoint.verify(path)
+    assert not report["ok"]
+    (found,) = report["findings"]
+    assert "the digests of its parts are others" in found["what"]
+    assert found["tensor"] == "model.0.float32"
+    lied(path, lambda entry: entry["tiles"].update({"1,1": [1, 1, "0" * 16]}))
+    report = checkpoint.verify(path)
+    assert any("parts of chunks that are not there" in f["what"] for f in report["findings"])

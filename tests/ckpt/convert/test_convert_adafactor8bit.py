@@ -2,6 +2,8 @@
 code where it is imported, so the files are put together here (tests/support/peers/files.py): around
 the arrays that 0.4.6 left, and by the formulas of the older ones."""
 
+import functools
+
 import numpy as np
 import pytest
 import torch
@@ -457,6 +459,12 @@ def torn():
     return adafactor_file([entry])
 
 
+def not_means(row, col):
+    """Shapes that no mean of rows and columns has: a dimension of 0, or of several."""
+    entry = {"step": 3.0, "is_quantized": True, "block_size": 2048}
+    return adafactor_file([{**entry, "row_var": torch.ones(row), "col_var": torch.ones(col)}])
+
+
 def no_generation():
     entry, *_ = factored("fixed")
     return adafactor_file([entry])  # without the setting that 0.2.1 has
@@ -470,6 +478,9 @@ def no_generation():
         (few_momenta, "0.2.1 to 0.2.5"),
         (torn, "2048 codes and 3 scales"),
         (no_generation, "its generation cannot be told"),
+        (functools.partial(not_means, (5, 0), (0, 7)), "not that of means of rows, [.., R, 1]"),
+        (functools.partial(not_means, (5, 3), (1, 7)), "not that of means of rows, [.., R, 1]"),
+        (functools.partial(not_means, (5, 1), (2, 7)), "not that of means of columns"),
     ],
 )
 def test_what_cannot_be_recovered_is_refused_by_name(tmp_path, make, message):

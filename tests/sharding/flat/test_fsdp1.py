@@ -5,6 +5,7 @@ and groups that know module types whatever it has flattened.
 import pytest
 import torch
 
+import lowbit
 from lowbit import sharding
 from lowbit.step.flat_shards import FlatShardReducer
 from tests.sharding.flat import fsdp1_worker
@@ -116,3 +117,13 @@ def test_a_step_that_raised_is_no_part_of_the_next():
     reducer.start()
     ((vector, _, _),) = reducer.begin(0).wanted()
     assert vector.tolist() == [0]
+
+
+def test_another_optimizer_is_refused():
+    """Before anything is noted of the parameters."""
+    model = torch.nn.Linear(4, 4)
+    for opt in (torch.optim.AdamW(model.parameters()), object()):
+        with pytest.raises(TypeError, match="one of lowbit's optimizers"):
+            lowbit.fsdp1.bind(model, opt)
+        with pytest.raises(TypeError, match="one of lowbit's optimizers"):
+            lowbit.flat.bind(opt, [])

@@ -39,6 +39,7 @@ void add(const Shape& shape, size_t d, Shape at, uint64_t begin, uint64_t end,
 
 std::vector<Box> boxes_of_range(const Shape& shape, uint64_t begin, uint64_t end) {
   std::vector<Box> out;
+  if (volume(shape) == 0) return out;  // no range of it has elements
   add(shape, 0, {}, begin, end, out);
   return out;
 }

@@ -62,7 +62,8 @@ struct Adafactor8bitReader : AdafactorEntry {
     State s;
     if (plain != nullptr) {
       s = plain_state(name, *plain);
-      s.shape = squeezed(plain->shape, x);
+      ASSIGN_OR_RETURN(shape, squeezed(plain->shape, x));
+      s.shape = std::move(shape);
     } else {
       s.name = name;
       ASSIGN_OR_RETURN(generation, files());
@@ -78,9 +79,15 @@ struct Adafactor8bitReader : AdafactorEntry {
   }
 
   /// row_var and conf_row are [.., R, 1], col_var and conf_col [.., 1, C].
-  static Shape squeezed(Shape shape, const std::string& x) {
-    if (x.find("row") != std::string::npos && shape.size() > 1) shape.pop_back();
-    if (x.find("col") != std::string::npos && shape.size() > 1) shape.erase(shape.end() - 2);
+  Result<Shape> squeezed(Shape shape, const std::string& x) const {
+    const bool row = x.find("row") != std::string::npos, col = x.find("col") != std::string::npos;
+    if ((!row && !col) || shape.size() < 2) return shape;
+    const auto mean = shape.end() - (row ? 1 : 2);
+    if (*mean != 1)
+      return bad(what(x) + ": has the shape " + shape_text(shape) +
+                 ", which is not that of means " +
+                 (row ? "of rows, [.., R, 1]" : "of columns, [.., 1, C]"));
+    shape.erase(mean);
     return shape;
   }
 
@@ -115,7 +122,8 @@ struct Adafactor8bitReader : AdafactorEntry {
     } else {
       RETURN_IF_ERROR(recoverable(x, *q, *scale, layout, files));
     }
-    s.shape = squeezed(*shape, x);
+    ASSIGN_OR_RETURN(kept, squeezed(*shape, x));
+    s.shape = std::move(kept);
     for (const Leaf* leaf : s.leaves) s.bytes += leaf->bytes();
     s.stored_as = std::string("adafactor-8bit of ") + versions_of(files) + ", blocks of " +
                   std::to_string(layout.block);

@@ -115,9 +115,11 @@ class FolderLock {
 
 }  // namespace
 
+bool lacks_call(int error) { return error == EINVAL || error == ENOSYS || error == EOPNOTSUPP; }
+
 int rename_new(const std::string& from, const std::string& to) {
   if (::renameat2(AT_FDCWD, from.c_str(), AT_FDCWD, to.c_str(), RENAME_NOREPLACE) == 0) return 0;
-  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP) return -1;
+  if (!lacks_call(errno)) return -1;
   if (is_there(to)) {  // a file system without that flag (NFS, some FUSE)
     errno = EEXIST;
     return -1;

@@ -57,5 +57,7 @@ void remove_replaced(const std::string& from, const std::string& to);
 
 /// rename() that replaces nothing; 0, or -1 and errno.
 int rename_new(const std::string& from, const std::string& to);
+/// Whether an error says that the file system has no such call, or not with these flags.
+bool lacks_call(int error);
 
 }  // namespace lowbit::ckpt

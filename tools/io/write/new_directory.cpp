@@ -181,8 +181,7 @@ Status NewDirectory::take_place() {
     return fine();
   }
   if (errno == EEXIST) return exists();
-  if (errno != EINVAL && errno != ENOSYS && errno != EOPNOTSUPP)
-    return failed(what + ": " + reason());
+  if (!lacks_call(errno)) return failed(what + ": " + reason());
   // A file system without these flags (NFS, some FUSE): rename() itself never replaces a folder
   // that has something in it.
   if (replace_) {

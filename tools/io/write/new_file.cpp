@@ -14,6 +14,7 @@
 #include "io/read/open.h"
 #include "io/read/store.h"
 #include "io/text.h"
+#include "io/write/checkpoint_folder.h"
 #include "io/write/inside.h"
 #include "io/write/partial_name.h"
 
@@ -130,10 +131,12 @@ Status NewFile::commit() {
   RETURN_IF_ERROR(output_->close());
   const unsigned flags = replace_ ? 0 : RENAME_NOREPLACE;
   int done = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags);
-  if (done != 0 && errno == EINVAL && !replace_) {
-    // A file system without RENAME_NOREPLACE: a link fails where the name is taken.
+  if (done != 0 && !replace_ && lacks_call(errno)) {
+    // A file system without RENAME_NOREPLACE: a link fails where the name is taken. Some have
+    // neither (FUSE, SMB).
     done = ::link(temporary_.c_str(), path_.c_str());
     if (done == 0) ::unlink(temporary_.c_str());
+    if (done != 0 && errno != EEXIST) done = rename_new(temporary_, path_);
   }
   if (done != 0 && errno == EEXIST)
     return Error{Exit::kUsage, printable(path_) +

@@ -15,6 +15,7 @@
 #include "io/read/open.h"
 #include "io/read/store.h"
 #include "io/text.h"
+#include "io/write/checkpoint_folder.h"
 #include "io/write/new_directory.h"
 #include "io/write/partial_name.h"
 
@@ -175,8 +176,11 @@ Status SharedDirectory::put(const std::string& name, const std::string& content,
   RETURN_IF_ERROR(part.file->write(0, content.data(), content.size()));
   RETURN_IF_ERROR(part.file->sync());
   const std::string target = folder_ + "/" + name;
-  const bool done = replace ? ::rename(part.temporary.c_str(), target.c_str()) == 0
-                            : ::link(part.temporary.c_str(), target.c_str()) == 0;
+  bool done = replace ? ::rename(part.temporary.c_str(), target.c_str()) == 0
+                      : ::link(part.temporary.c_str(), target.c_str()) == 0;
+  if (!done && !replace &&
+      (lacks_call(errno) || errno == EPERM))  // a file system without links (FUSE, SMB)
+    done = rename_new(part.temporary, target) == 0;
   const int why = errno;
   if (!replace || !done) ::unlink(part.temporary.c_str());
   if (done || (!replace && why == EEXIST)) return fine();
@@ -237,8 +241,7 @@ Status SharedDirectory::publish() {
     // Never over anything: rename() itself replaces no folder that has something in it.
     int done =
         ::renameat2(AT_FDCWD, checkpoint_.c_str(), AT_FDCWD, path_.c_str(), RENAME_NOREPLACE);
-    if (done != 0 && (errno == EINVAL || errno == ENOSYS || errno == EOPNOTSUPP))
-      done = ::rename(checkpoint_.c_str(), path_.c_str());
+    if (done != 0 && lacks_call(errno)) done = ::rename(checkpoint_.c_str(), path_.c_str());
     if (done != 0) {
       const int why = errno;
       if (why == EEXIST || why == ENOTEMPTY)
