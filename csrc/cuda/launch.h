@@ -15,7 +15,10 @@ const char* launch(void (*kernel)(Expected...), int64_t blocks, int threads, voi
   config.gridDim = dim3(static_cast<unsigned>(blocks));
   config.blockDim = dim3(static_cast<unsigned>(threads));
   config.stream = static_cast<cudaStream_t>(stream);
-  return explain(cudaLaunchKernelEx(&config, kernel, given...), name);
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, given...);
+  // Said here, and cleared: torch's next check would say it of another kernel.
+  if (error != cudaSuccess) static_cast<void>(cudaGetLastError());
+  return explain(error, name);
 }
 
 /// The number of blocks that the device runs at once.

@@ -38,9 +38,10 @@ const char* Tables::make(const Library& library, CudaStep& call, const AllocateT
   CudaPlan* plan = nullptr;
   int64_t bytes = 0;
   if (const char* error = library.plan(&call, &plan, &bytes)) return error;
-  table.plan = std::shared_ptr<CudaPlan>(plan, library.discard);
+  std::shared_ptr<CudaPlan> owned(plan, library.discard);
+  table.memory = allocate(bytes);  // which throws where there is no memory: then there is no table
+  table.plan = std::move(owned);
   table.stream = call.stream;
-  table.memory = allocate(bytes);
   call.plan = plan, call.workspace = table.memory.at, call.writes = true;
   return library.step(&call);
 }

@@ -77,8 +77,9 @@ void RepeatedStep::run(Plan& plan, StepCall call) {
     plan.moved = false;
   }
   check_call(plan, sizes_, call);
+  // Gradients move with each backward pass, and a table that is written again is made of the jobs.
+  for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].grad = plan.grads[i];
   if (plan.device.cpu) {
-    for (size_t i = 0; i < jobs_.size(); ++i) jobs_[i].grad = plan.grads[i];
     step_cpu(plan, jobs_, call, true);
   } else {
     step_cuda(plan, jobs_, call, tables_.get());

@@ -40,6 +40,7 @@ void combine(const SlotState& state, uint32_t* out) {
   const std::vector<int64_t>& dims = state.dims;
   int64_t cols = 1;
   for (size_t d = 1; d < dims.size(); ++d) cols *= dims[d];
+  if (cols == 0) return;
   int64_t inner = cols;
   for (size_t d = 1; d < dims.size(); ++d) {
     const auto* bits = reinterpret_cast<const uint32_t*>(state.absmax[d]);
@@ -58,6 +59,7 @@ void keep_scales(Job& job, int k, const SlotState& state) {
   if (!state.combines()) return;
   const std::vector<int64_t>& dims = state.dims;
   for (size_t d = 1; d < dims.size(); ++d) std::fill_n(state.absmax[d], dims[d], 0.0f);
+  if (job.cols == 0) return;
   int64_t inner = job.cols;
   for (size_t d = 1; d < dims.size(); ++d) {
     auto* bits = reinterpret_cast<uint32_t*>(state.absmax[d]);

@@ -364,6 +364,40 @@ def test_another_stream():
     assert_same(cuda, cpu)
 
 
+@pytest.mark.parametrize("in_graph", [False, True])
+@pytest.mark.parametrize("cls", [lowbit.AdamW, lowbit.Lion, lowbit.Adafactor])
+def test_a_step_on_another_stream_takes_that_steps_gradients(cls, in_graph):
+    """They are other tensors in each step, as `zero_grad` leaves them, and the earlier ones are
+    still there; the stream of the table changes, as in torch's warm-up for a graph.
+    """
+    torch.manual_seed(0)
+    shapes = [(64, 96), (80, 1, 4), (300,)]
+    values = [torch.randn(shape, dtype=torch.bfloat16) for shape in shapes]
+    grads = [[torch.randn(shape, dtype=torch.bfloat16) for shape in shapes] for _ in range(8)]
+    trained = {}
+    for device in ("cpu", "cuda"):
+        named = [(str(i), v.to(device, copy=True)) for i, v in enumerate(values)]
+        opt = cls(named, lr=1e-2, min_numel=0)
+        kept, side = [], torch.cuda.Stream()
+        for step, at in enumerate(grads):
+            for (_, p), g in zip(named, at, strict=True):
+                p.grad = g.to(device, copy=True)
+                kept.append(p.grad)
+            torch.cuda.synchronize()
+            if device == "cuda" and in_graph and step == 2:
+                graph = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(graph):
+                    opt.step()
+                graph.replay()
+            else:
+                with torch.cuda.stream(side if step in (3, 4, 6) else torch.cuda.current_stream()):
+                    opt.step()
+            torch.cuda.synchronize()
+        trained[device] = [p.cpu() for _, p in named]
+    for on_cpu, on_cuda in zip(trained["cpu"], trained["cuda"], strict=True):
+        assert torch.equal(bits(on_cuda), bits(on_cpu))
+
+
 @pytest.mark.parametrize("rule", ["adamw", "adafactor_momentum", "came"])
 def test_nothing_waits_for_the_device(rule):
     cuda = make_run(rule, shapes=[[896, 896], [1000, 77], [1000]])

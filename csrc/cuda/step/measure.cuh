@@ -14,8 +14,13 @@ namespace lowbit::cuda {
 /// adds to the sums of columns once for all of them.
 constexpr int kStripRows = 32;
 
+/// Whether all rows are of one matrix, and share the sums of its columns. A row that is a matrix by
+/// itself, such as those of [B, 1, C], has as many columns.
+LB_HD bool one_matrix_here(const Job& job) {
+  return job.inner_cols == job.cols && job.batches <= 1;
+}
 /// The rows of a strip. With more than two dimensions every row has column sums of its own.
-LB_HD int64_t rows_in_strip(const Job& job) { return job.inner_cols == job.cols ? kStripRows : 1; }
+LB_HD int64_t rows_in_strip(const Job& job) { return one_matrix_here(job) ? kStripRows : 1; }
 /// The number of parts: one tile of each row of a strip, the work of one warp.
 LB_HD int64_t measure_parts(const Job& job) {
   return ceil_div(job.rows, rows_in_strip(job)) * job.tiles_per_row();
@@ -106,7 +111,7 @@ __device__ __forceinline__ void add_grid(MeasureWarp& own, const Chunk& at, cons
                                          int lane) {
   const AnyWarp& w = own.any;
   const Job& job = w.job;
-  const bool short_rows = job.inner_cols < kLanes, whole = job.inner_cols == job.cols;
+  const bool short_rows = job.inner_cols < kLanes, whole = one_matrix_here(job);
   for (int i = lane; i < at.n; i += kLanes) {
     if (!at.has(i)) continue;
     const Inner inner = inner_of(job, at.row, at.col + i);
@@ -230,8 +235,9 @@ __global__ void __launch_bounds__(kMatrixThreads, 4) old_rows(const Batch batch,
     const Factor& factor = job.factor[k];
     int64_t* words =
         factor.col_sums + (b * (job.inner_cols + 1) + job.inner_cols) * ExactSum::kWords;
-    // A row that begins on another rank counts there.
-    const int64_t skipped = job.front > 0 && b == 0 ? divide(job.cols, job.inner_cols) : 0;
+    // A row that begins on another rank counts there, with all its matrices.
+    const int64_t skipped =
+        job.front > 0 ? divide(job.cols, job.inner_cols) - b * job.inner_rows : 0;
     const int64_t first = part.row > skipped ? part.row : skipped;
     for (int64_t r = first + thread / kLanes * kTile; r < part.row_end; r += kFinalizedLines) {
       const int64_t left = part.row_end - r;

@@ -116,8 +116,10 @@ void step_cpu(Batched& all, const Options& o, int phase) {
     for (const Job& job : jobs) {
       for (int64_t b = 0; k >= 0 && b < job.batches; ++b) {
         const int64_t last = b * (job.inner_cols + 1) + job.inner_cols;
-        const int64_t skipped = b == 0 && job.front > 0 ? job.cols / job.inner_cols : 0;
-        for (int64_t r = skipped; r < job.inner_rows; ++r)
+        // The matrices of a row that begins elsewhere.
+        const int64_t skipped = job.front > 0 ? job.cols / job.inner_cols : 0;
+        for (int64_t r = std::max<int64_t>(0, skipped - b * job.inner_rows); r < job.inner_rows;
+             ++r)
           exact_add(job.factor[k].row[b * job.inner_rows + r],
                     job.factor[k].col_sums + last * ExactSum::kWords);
       }

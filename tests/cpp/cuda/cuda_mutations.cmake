@@ -89,6 +89,8 @@ mutate(slot.cuh "the last byte of codes is not read" [=[b < bits && b < bytes]=]
 mutate(slot.cuh "a block's end is taken for the chunk's" [=[end < at.n ? end : at.n]=] [=[end]=])
 mutate(measure.cuh "the last row of a strip is missing" [=[tile.row < strip + rows]=] [=[tile.row + (rows > 1) < strip + rows]=])
 mutate(measure.cuh "a strip runs beyond the last row" [=[ceil_div(job.rows, rows_in_strip(job))]=] [=[(job.rows / rows_in_strip(job))]=])
+mutate(measure.cuh "a strip has rows of several matrices" [=[job.inner_cols == job.cols && job.batches <= 1]=] [=[job.inner_cols == job.cols]=])
+mutate(measure.cuh "of a row that begins elsewhere only the first matrix counts there" [=[divide(job.cols, job.inner_cols) - b * job.inner_rows]=] [=[b == 0 ? divide(job.cols, job.inner_cols) : 0]=])
 mutate(measure.cuh "the last columns are not finalized" [=[ceil_div(job.inner_cols + job.inner_rows, kFinalizedLines)]=] [=[(job.inner_cols + job.inner_rows) / kFinalizedLines]=])
 mutate(accumulate.cuh "the last group is missing" [=[groups_in_row(job.cols)]=] [=[groups_in_row(job.cols) - 1]=])
 mutate(slot.cuh "the scale of a last short block is not written" [=[(end & (slot.block - 1)) == 0 || end == w.job.cols]=] [=[(end & (slot.block - 1)) == 0]=])

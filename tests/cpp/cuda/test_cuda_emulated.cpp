@@ -139,6 +139,10 @@ void test_shapes() {
       specs.push_back(inside);
       inside.cols = 330, inside.inside = {6, 55};  // for step_any
       specs.push_back(inside);
+      inside.rows = 70, inside.cols = 4, inside.inside = {1, 4};  // a depthwise convolution's
+      specs.push_back(inside);
+      inside.rows = 40, inside.cols = 264, inside.inside = {1, 264};
+      specs.push_back(inside);
     }
     for (int k = 0; k < slots(f); ++k) {  // for step_any: a state is rounded in the other way
       Spec other = specs[0];
@@ -224,6 +228,11 @@ void test_cut() {
       if (turn > 1) continue;  // the only matrix that a flat shard touches, and only partly
       spec.rows = 1, spec.cols = 330, spec.inside = {6, 55}, spec.first = 660, spec.more_rows = 3;
       spec.cut = kCutEnds, spec.front = turn * 70, spec.back = 100;
+      factored.push_back(spec);
+      spec.rows = 3, spec.inside = {6, 5, 11};  // a cut row has several matrices
+      factored.push_back(spec);
+      spec.rows = 40, spec.cols = 4, spec.inside = {1, 4}, spec.first = 8;
+      spec.front = turn, spec.back = 2;
       factored.push_back(spec);
     }
     compare(factored, odd, 3);

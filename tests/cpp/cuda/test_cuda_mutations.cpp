@@ -76,6 +76,11 @@ bool sums_differ() {
     Spec strips = specs[0];  // several strips, by the kernel of any formats
     strips.cols = 42;
     specs.insert(specs.begin(), strips);
+    strips.rows = 40, strips.cols = 40, strips.inside = {1, 40};  // each row is a matrix
+    specs.insert(specs.begin(), strips);
+    strips = cut(strips, 0);  // and here several, of which another rank counts the first
+    strips.cols = 60, strips.inside = {3, 4, 5}, strips.first = 120, strips.back = 11;
+    specs.insert(specs.begin(), strips);
     wrong += compare(specs, {}, 3, false);
     specs.erase(specs.end() - 2);
     wrong += compare(specs, odd, 2, false);
