@@ -129,13 +129,14 @@ NewFile::~NewFile() {
 
 Status NewFile::commit() {
   RETURN_IF_ERROR(output_->close());
-  const unsigned flags = replace_ ? 0 : RENAME_NOREPLACE;
-  int done = ::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags);
+  const char *from = temporary_.c_str(), *to = path_.c_str();
+  int done =
+      replace_ ? ::rename(from, to) : ::renameat2(AT_FDCWD, from, AT_FDCWD, to, RENAME_NOREPLACE);
   if (done != 0 && !replace_ && lacks_call(errno)) {
     // A file system without RENAME_NOREPLACE: a link fails where the name is taken. Some have
     // neither (FUSE, SMB).
-    done = ::link(temporary_.c_str(), path_.c_str());
-    if (done == 0) ::unlink(temporary_.c_str());
+    done = ::link(from, to);
+    if (done == 0) ::unlink(from);
     if (done != 0 && errno != EEXIST) done = rename_new(temporary_, path_);
   }
   if (done != 0 && errno == EEXIST)
