@@ -124,11 +124,13 @@ struct Adafactor8bitWriter {
   }
 
   Status state(const State& s) {
-    if (s.name == "exp_avg") return momentum(s);
-    if (s.name == "variance" || s.name == "exp_avg_sq") return second(s, "variance", s.shape);
+    const bool variance = s.name == "variance" || s.name == "exp_avg_sq";
     const bool row = s.name.ends_with("_row"), confidence = s.name.starts_with("exp_avg_res");
-    if (!row && !s.name.ends_with("_col"))
+    if (s.name != "exp_avg" && !variance && !row && !s.name.ends_with("_col"))
       return leave_out(param, s, "adafactor-8bit", wanted, report);
+    if (s.values == nullptr) return lost_values(param, s);
+    if (s.name == "exp_avg") return momentum(s);
+    if (variance) return second(s, "variance", s.shape);
     Shape shape = s.shape;
     shape.insert(row ? shape.end() : shape.end() - 1, 1);
     return second(s, confidence ? (row ? "conf_row" : "conf_col") : (row ? "row_var" : "col_var"),

@@ -81,6 +81,7 @@ struct FlashOptimWriter {
     bool known = false;
     for (const char* m : kFlashMoments) known = known || s.name == m;
     if (!known) return leave_out(param, s, "FlashOptim", wanted, report);
+    if (s.values == nullptr) return lost_values(param, s);
     if (!form.compressed || stays_full_precision(param, wanted)) return plain(s);
     const uint64_t n = volume(s.shape);
     const bool is_signed = is_signed_state(s.name);

@@ -28,13 +28,16 @@ struct LpmmWriter {
   Path at(const std::string& key) const { return state_path(model, param, key); }
 
   Status state(const State& s) {
-    if (s.name == "exp_avg_sq_row" || s.name == "exp_avg_sq_col") {
+    const bool factor = s.name == "exp_avg_sq_row" || s.name == "exp_avg_sq_col";
+    const auto* known = std::find(std::begin(kLpmmStates), std::end(kLpmmStates), s.name);
+    if (!factor && known == std::end(kLpmmStates))
+      return leave_out(param, s, "lpmm", wanted, report);
+    if (s.values == nullptr) return lost_values(param, s);
+    if (factor) {
       plain(s);
       if (s.name.ends_with("col")) qstate("exp_avg_sq", false);
       return fine();
     }
-    if (std::find(std::begin(kLpmmStates), std::end(kLpmmStates), s.name) == std::end(kLpmmStates))
-      return leave_out(param, s, "lpmm", wanted, report);
     const auto n = volume(s.shape);
     const bool enable = config.quantized && n > static_cast<uint64_t>(kThreshold) &&
                         !stays_full_precision(param, wanted);
