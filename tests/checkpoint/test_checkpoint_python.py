@@ -251,6 +251,31 @@ def test_reading_releases_the_gil(large):
     assert steps_during(lambda i: source.read(f"w{i % 8}"), 400) >= STEPS
 
 
+def test_threads_ask_for_the_model_at_once(saved):
+    """In a process of its own: a model that one thread replaces under another is a crash."""
+    script = """
+        import sys, threading
+        from lowbit import checkpoint
+        for _ in range(100):
+            source, begin, found = checkpoint.Checkpoint(sys.argv[1]), threading.Barrier(8), []
+            def work():
+                begin.wait()
+                found.append([(p.name, [s.stored_as for s in p.states]) for p in source.params])
+            threads = [threading.Thread(target=work) for _ in range(8)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join()
+            assert len(found) == 8 and found[0] and all(one == found[0] for one in found)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), str(saved[0])],
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+
+
 def test_a_checkpoint_is_read_by_parts(saved):
     path, net, _ = saved
     with_rows = checkpoint.Checkpoint(path)

@@ -312,18 +312,17 @@ Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool veri
 }
 
 Object Reader::model() {
-  if (model_ == nullptr) {
-    without_gil([&]() -> Status {
-      const std::lock_guard guard(lock_);
-      RETURN_IF_ERROR(check_no_zero_rank(*document_));
-      RETURN_IF_ERROR(check_no_rank_part(*document_));
-      RETURN_IF_ERROR(check_megatron_rank(document_->manifest->path));
-      ASSIGN_OR_RETURN(found, recognize(*document_));
-      ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));
-      model_ = std::make_unique<Model>(std::move(made));
-      return fine();
-    });
-  }
+  without_gil([&]() -> Status {
+    const std::lock_guard guard(lock_);
+    if (model_ != nullptr) return fine();  // of another thread
+    RETURN_IF_ERROR(check_no_zero_rank(*document_));
+    RETURN_IF_ERROR(check_no_rank_part(*document_));
+    RETURN_IF_ERROR(check_megatron_rank(document_->manifest->path));
+    ASSIGN_OR_RETURN(found, recognize(*document_));
+    ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));
+    model_ = std::make_unique<Model>(std::move(made));
+    return fine();
+  });
   return to_python(*model_);
 }
 
