@@ -273,7 +273,11 @@ def run(
                     f"[{report['seconds']:5.0f} s] {stage.name}: {result['status']} {note(result)}",
                     flush=True,
                 )
-        if not said and (verdict := asked.verdict(report)):
+        try:
+            verdict = None if said else asked.verdict(report)
+        except Exception as error:  # an unexpected form of a result; the next stages still run
+            verdict = f"none, {type(error).__name__}: {error}"
+        if verdict:
             said = True
             print(f"[{report['seconds']:5.0f} s] VERDICT: {verdict}", flush=True)
     print(f"{out / 'gpu.md'} and {out / 'gpu.json'}; logs in {folder}")

@@ -2,6 +2,7 @@
 and the wheels of baselines that it installs for its bench.
 """
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -312,21 +313,25 @@ def test_make_gpu_hands_the_folder_on():
         assert ('--wheels "a folder"' in done.stdout) == there, done.stdout + done.stderr
 
 
-def test_stages_beside_each_other(tmp_path, monkeypatch):
-    """Two that wait for each other's file end only if both run."""
-    wait = (
-        "import pathlib, time; pathlib.Path({0!r}).touch(); t = time.time()\n"
-        "while not pathlib.Path({1!r}).exists() and time.time() - t < 20: time.sleep(0.01)\n"
-        "assert pathlib.Path({1!r}).exists()"
-    )
-    files = [str(tmp_path / name) for name in "ab"]
-    made = [
-        Stage("a", 30, [sys.executable, "-c", wait.format(*files)]),
-        Stage("b", 30, [sys.executable, "-c", wait.format(*files[::-1])], parallel=True),
-        Stage("c", 30, "missing"),
-    ]
-    assert [[s.name for s in group] for group in gpu.together(made)] == [["a", "b"], ["c"]]
-    monkeypatch.setattr(gpu, "stages", lambda *_: made)
+def test_stages_name_files_and_modules_that_exist(tmp_path, monkeypatch):
+    """With every tool of a card's machine, which finds out only there."""
+    monkeypatch.setattr(gpu_stages, "found_tool", lambda name, first="": sys.executable)
+    sources = set()
+    for stage in gpu.stages(tmp_path, [], "9.0"):
+        assert not isinstance(stage.command, str), stage
+        words = " ".join(stage.command).split()
+        for before, word in zip(words, words[1:], strict=False):
+            if before == "-m":
+                assert importlib.util.find_spec(word) is not None, (stage.name, word)
+            elif word.startswith(("tests/", f"{ROOT}/")):
+                assert (ROOT / word).exists(), (stage.name, word)
+                sources.add((ROOT / word).name)
+    assert {"patterns.cu", "test_cuda.py"} <= sources
+
+
+@pytest.fixture
+def described(monkeypatch):
+    """A machine with a GPU, and all the time."""
     monkeypatch.setattr(gpu, "BEGAN", gpu.time.perf_counter())
     monkeypatch.setattr(
         gpu,
@@ -342,6 +347,39 @@ def test_stages_beside_each_other(tmp_path, monkeypatch):
             "nvcc": "13.0",
         },
     )
+
+
+def test_a_result_of_an_unexpected_form_stops_no_later_stage(
+    tmp_path, monkeypatch, capsys, described
+):
+    odd = {"tests": {"passed": 1}, "result": {"step": [{"rows": "none"}]}}
+    made = [
+        Stage("cuda-tests", 30, [sys.executable, "-c", ""], read=lambda text: odd),
+        Stage("bench-step", 30, [sys.executable, "-c", ""], read=lambda text: odd),
+        Stage("later", 30, [sys.executable, "-c", ""]),
+    ]
+    monkeypatch.setattr(gpu, "stages", lambda *_: made)
+    assert gpu.run([], tmp_path) == 0
+    printed = capsys.readouterr()
+    assert "later: passed" in printed.out and "VERDICT: none, " in printed.out
+    assert "the goals could not be evaluated" in printed.err
+
+
+def test_stages_beside_each_other(tmp_path, monkeypatch, described):
+    """Two that wait for each other's file end only if both run."""
+    wait = (
+        "import pathlib, time; pathlib.Path({0!r}).touch(); t = time.time()\n"
+        "while not pathlib.Path({1!r}).exists() and time.time() - t < 20: time.sleep(0.01)\n"
+        "assert pathlib.Path({1!r}).exists()"
+    )
+    files = [str(tmp_path / name) for name in "ab"]
+    made = [
+        Stage("a", 30, [sys.executable, "-c", wait.format(*files)]),
+        Stage("b", 30, [sys.executable, "-c", wait.format(*files[::-1])], parallel=True),
+        Stage("c", 30, "missing"),
+    ]
+    assert [[s.name for s in group] for group in gpu.together(made)] == [["a", "b"], ["c"]]
+    monkeypatch.setattr(gpu, "stages", lambda *_: made)
     assert gpu.run([], tmp_path) == 1
     text = (tmp_path / "gpu.md").read_text()
     assert "Not passed: c" in text and "## Asked, measured, met" in text and "| open |" in text

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from bench.gpu import __main__ as gpu
+from bench.gpu import stages as gpu_stages
 
 pytestmark = pytest.mark.long
 
@@ -45,6 +46,7 @@ def test_every_part(tree):
     assert set(statuses) == {
         "build",
         *["cuda-tests", "bench-step", "kernels", "muon", "profile", "bus", "train"],
+        *(["patterns"] if gpu_stages.nvcc() else []),
     }
     assert "VERDICT: " in said and " have the CPU's bits; AdamW with 8-bit state" in said
     titles = ("Stages", "One step over 2,000 tensors", "Muon", "The bus", "Training")
