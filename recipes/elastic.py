@@ -70,6 +70,8 @@ def main() -> None:
         "nccl" if cuda else "gloo", store=store, rank=rank, world_size=ranks, timeout=timeout
     )
     device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
+    if cuda:
+        torch.cuda.set_device(device)  # a mesh shards on the current device
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64)).to(device).bfloat16()
     fully_shard(model, mesh=init_device_mesh(device.type, (ranks,)))

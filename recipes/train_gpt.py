@@ -313,6 +313,8 @@ def main() -> None:
     device = torch.device(
         args.device, int(os.environ.get("LOCAL_RANK", "0")) if args.device == "cuda" else None
     )
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # a mesh shards on the current device
     if ranks > 1:
         dist.init_process_group("nccl" if args.device == "cuda" else "gloo")
     torch.manual_seed(args.seed)

@@ -68,6 +68,13 @@ def test_recipe(name, ranks, again, tmp_path):
         assert (tmp_path / "out" / name / "lowbit.json").exists()
 
 
+def test_each_rank_takes_a_gpu_of_its_own():
+    """A mesh shards on the current device, which is cuda:0 on every rank that chooses none."""
+    several = {p.name: p.read_text() for p in RECIPES.glob("*.py") if "nccl" in p.read_text()}
+    assert len(several) >= 9
+    assert [name for name, text in several.items() if "torch.cuda.set_device(" not in text] == []
+
+
 @pytest.mark.parametrize("flat", [False, True], ids=["nested names", "flat names"])
 def test_experts_have_the_same_bits_under_every_layout(pool, flat):
     """4 ranks of which 2 share the experts, then 4 that share them, then one process; by torch's
