@@ -82,6 +82,25 @@ def test_one_code_that_differs_in_many_is_enough():
         check_state_samples([mine, said(opt.state_dict())])
 
 
+def test_state_of_a_dtype_that_cannot_be_indexed(tmp_path):
+    """torch indexes no float4, which it saves and loads."""
+    if not hasattr(torch, "float4_e2m1fn_x2"):
+        pytest.skip("this torch has no float4")
+
+    def state(first):
+        codes = torch.arange(first, first + 24, dtype=torch.uint8).view(torch.float4_e2m1fn_x2)
+        entry = {"exp_avg": codes.view(4, 6)[:, :3], "step": torch.tensor(1.0)}
+        return {"optim": {"state": {0: entry}, "param_groups": [{"params": [0]}]}}
+
+    mine = said(state(0))
+    assert len(mine) == 1
+    check_state_samples([mine, said(state(0))])
+    with pytest.raises(CheckpointError, match="exp_avg"):
+        check_state_samples([mine, said(state(1))])
+    dcp.save(state(0), storage_writer=Writer(tmp_path / "run"))
+    assert (tmp_path / "run").exists()
+
+
 def test_other_names_parts_weights_and_values_of_the_program_may_differ():
     model, opt = trained(0, named=True)
     with_prefix = {f"1.{k}": v for k, v in opt.state_dict().items()}

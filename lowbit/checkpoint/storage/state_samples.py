@@ -74,7 +74,10 @@ def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
     at = torch.linspace(
         0, t.numel() - 1, min(_VALUES, t.numel()), dtype=torch.float64, device="cpu"
     )
-    some = t.detach().reshape(-1)[at.long().to(t.device)].cpu()
+    values = t.detach()
+    if values.element_size() == 1:  # torch does not index all such dtypes
+        values = values.view(torch.uint8)
+    some = values.reshape(-1)[at.long().to(t.device)].cpu()
     # Without numpy, which torch does not install.
     content = f"{t.dtype} {tuple(t.shape)}".encode() + bytes(some.view(torch.uint8).tolist())
     return offsets, hashlib.blake2b(content, digest_size=16).hexdigest()
