@@ -178,7 +178,8 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
 
     def stage(self, state_dict: dict[str, Any]) -> dict[str, Any]:
         """A copy on the host, for `dcp.async_save`; pinned where there is a GPU."""
-        waiting = self._staged is not None and self._staged() is not None
+        staged = self._staged  # its save may end meanwhile
+        waiting = staged is not None and staged() is not None
         if not self.cache_staged_state_dict or waiting:
             return copied_into(host_memory(state_dict), state_dict)
         try:

@@ -275,6 +275,25 @@ def test_a_tensor_without_values_is_named(tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_save_that_ends_while_the_next_is_staged(tmp_path):
+    """Its thread forgets the copy between two looks of the thread that trains."""
+
+    class Ending(checkpoint.Writer):
+        @property
+        def _staged(self):
+            found, self.seen = self.seen, None
+            return found
+
+        @_staged.setter
+        def _staged(self, copy):
+            self.seen = copy
+
+    writer, state = Ending(tmp_path / "run"), {"w": torch.ones(3)}
+    first = writer.stage(state)
+    second = writer.stage({"w": torch.zeros(3)})
+    assert torch.equal(first["w"], state["w"]) and torch.equal(second["w"], torch.zeros(3))
+
+
 def test_complex32(tmp_path):
     path = tmp_path / "run"
     t = torch.complex(torch.randn(4, 3), torch.randn(4, 3)).to(torch.complex32)
