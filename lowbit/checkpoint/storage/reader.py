@@ -304,8 +304,8 @@ class SharedReads:
             memory = None if self.failure else self._attempt(self._prepare, this)
             came, silent = exchange(this, memory, self.reader.process_group)
             self.silent |= silent
-            if self.failure is None and not self.silent:
-                self._attempt(self._take, this, came)
+            if self.failure is None:
+                self._attempt(self._take, this, [] if self.silent else came)
         if self.failure is not None:
             raise self.failure
         if self.silent:
@@ -336,6 +336,9 @@ class SharedReads:
         return {box: _bytes(self.open[box].into) for box in boxes}
 
     def _take(self, this: Round, came: list[tuple[Piece, torch.Tensor]]) -> None:
+        """Ends boxes of which all has come, or gone. After another rank's failure nothing comes;
+        what is sent is then let go, as memory for it was promised for a while only.
+        """
         sent = {piece for pieces in this.send.values() for piece in pieces}
         for piece, values in came:
             one = self.open.get(piece.box) or self._begin(piece.box)
@@ -344,7 +347,9 @@ class SharedReads:
         for piece in [*sent, *(piece for piece, _ in came)]:
             self.left[piece.box] -= piece.end - piece.begin
             if self.left[piece.box] == 0:
-                self.open.pop(piece.box).commit(self.planner)
+                one = self.open.pop(piece.box)
+                if not self.silent:
+                    one.commit(self.planner)
 
 
 def _bytes(t: torch.Tensor) -> torch.Tensor:

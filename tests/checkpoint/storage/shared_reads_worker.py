@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from lowbit import checkpoint
-from lowbit.checkpoint.storage import shared_reads
+from lowbit.checkpoint.storage import reader, shared_reads
 
 SHAPES = [(64, 512), (33, 70), (5000,), (3,), (), (128, 256), (0, 4), (7, 1000)]
 
@@ -74,14 +74,27 @@ def load(path, kind, buffer=shared_reads.BUFFER, options=None):
         shared_reads.BUFFER = kept
 
 
-def fails(path):
-    """What each rank is told of a load that one of them cannot end."""
+def fails(path, buffer=shared_reads.BUFFER):
+    """What each rank is told of a load that one of them cannot end, and what a rank that could
+    read its share still holds of it.
+    """
     target = {k: torch.zeros_like(t) for k, t in tensors().items()}
+    made = []
+
+    class Kept(reader.SharedReads):
+        def __init__(self, *arguments):
+            super().__init__(*arguments)
+            made.append(self)
+
+    kept, shared_reads.BUFFER, reader.SharedReads = shared_reads.BUFFER, buffer, Kept
+    said = "no error"
     try:
         dcp.load(target, storage_reader=checkpoint.Reader(path))
     except BaseException as error:  # torch's CheckpointException is not an Exception
-        return str(error)
-    return "no error"
+        said = str(error)
+    finally:
+        shared_reads.BUFFER, reader.SharedReads = kept, Kept.__base__
+    return said, [one.open.keys() & one.shared.read for one in made if one.failure is None]
 
 
 def largest_buffers(plan_ranks, sizes, buffer):

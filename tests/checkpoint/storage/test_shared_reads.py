@@ -78,7 +78,9 @@ def test_ranks_share_only_where_all_of_the_group_load(pool, path, kind, options,
     assert sum(received for _, _, received, _ in told) == (worker.total() if shared else 0)
 
 
-def test_a_rank_that_cannot_read_tells_the_others(pool, path, tmp_path):
+@pytest.mark.parametrize("buffer", [worker.shared_reads.BUFFER, 20_000])
+def test_a_rank_that_cannot_read_tells_the_others(pool, tmp_path, buffer):
+    """These send their share to the end, and keep none of it."""
     damaged = tmp_path / "run"
     dcp.save(worker.tensors(), storage_writer=checkpoint.Writer(damaged), no_dist=True)
     values = bytes(checkpoint.Checkpoint(damaged).read("w5"))
@@ -86,7 +88,9 @@ def test_a_rank_that_cannot_read_tells_the_others(pool, path, tmp_path):
     content = bytearray(file.read_bytes())
     content[content.index(values) + 4000] ^= 1
     file.write_bytes(content)
-    for said in pool.run(3, worker.fails, str(damaged)):
+    told = pool.run(3, worker.fails, str(damaged), buffer)
+    assert [held for _, held in told if held] == [[set()]] * 2
+    for said, _ in told:
         assert (
             "w5" in said
             and file.name in said
