@@ -48,15 +48,21 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
     Raises:
         ValueError: folder is a URL.
         NotADirectoryError: folder is a file.
-        CheckpointError: a checkpoint could not be read, for lack of permission, of open files or of
-            memory, or because the disk failed. Its state is not known then, and an older step may
-            not be what other ranks find.
+        CheckpointError: the folder or a checkpoint could not be read, for lack of permission, of
+            open files or of memory, or because the disk failed. Its state is not known then, and an
+            older step may not be what other ranks find.
         ImportError: lowbit was built without its checkpoint module.
     """
     place = _local(folder)
-    if not place.exists():
+    try:
+        found = list(place.iterdir())
+    except FileNotFoundError:
         return None
-    steps = [(int(m[1]), path) for path in place.iterdir() if (m := _STEP.fullmatch(path.name))]
+    except NotADirectoryError:
+        raise
+    except OSError as error:
+        raise checkpoint.CheckpointError(f"{place}: {error.strerror}", _IO_ERROR) from error
+    steps = [(int(m[1]), path) for path in found if (m := _STEP.fullmatch(path.name))]
     for _, path in sorted(steps, reverse=True):
         try:
             if not values:

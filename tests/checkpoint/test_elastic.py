@@ -3,6 +3,7 @@ again, and the run ends where it would have ended.
 """
 
 import datetime
+import errno
 import pathlib
 import re
 import shutil
@@ -163,6 +164,21 @@ def test_a_folder_that_cannot_be_listed_or_read_is_an_error(whole, tmp_path, mon
     monkeypatch.setattr(checkpoint, "inspect", no_more_files)
     with pytest.raises(checkpoint.CheckpointError, match="Too many open files"):
         elastic.latest(whole)
+
+
+@pytest.mark.parametrize("call", ["exists", "iterdir"])
+def test_a_folder_that_the_system_does_not_list_is_an_error(tmp_path, monkeypatch, call):
+    """Path.exists swallows every OSError from Python 3.14 on."""
+
+    def broken(path):
+        raise OSError(errno.EIO, "Input/output error", str(path))
+
+    monkeypatch.setattr(pathlib.Path, "iterdir", broken)
+    if call == "exists":
+        monkeypatch.setattr(pathlib.Path, "exists", lambda path: False)
+    with pytest.raises(checkpoint.CheckpointError, match="Input/output error") as raised:
+        elastic.latest(tmp_path)
+    assert raised.value.code == 1 and str(tmp_path) in str(raised.value)
 
 
 def test_folders_of_steps():
