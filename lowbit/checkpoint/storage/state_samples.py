@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from lowbit import sharding
 from lowbit.checkpoint.errors import CheckpointError
 from lowbit.checkpoint.storage.rank_digests import first_difference, flattened
+from lowbit.checkpoint.storage.state_tensors import SAVED
 
 _GROUPS, _STATE = "param_groups", "state"
 _TENSORS = 8  # sampled, and values of each
@@ -75,7 +76,7 @@ def _sampled(value: torch.Tensor) -> tuple[tuple[int, ...], str | None]:
         0, t.numel() - 1, min(_VALUES, t.numel()), dtype=torch.float64, device="cpu"
     )
     values = t.detach()
-    if values.element_size() == 1:  # torch does not index all such dtypes
+    if values.dtype in SAVED:  # which torch does not index
         values = values.view(torch.uint8)
     some = values.reshape(-1)[at.long().to(t.device)].cpu()
     # Without numpy, which torch does not install.
