@@ -3,6 +3,7 @@ and the wheels of baselines that it installs for its bench.
 """
 
 import importlib.util
+import itertools
 import os
 import subprocess
 import sys
@@ -320,7 +321,7 @@ def test_stages_name_files_and_modules_that_exist(tmp_path, monkeypatch):
     for stage in gpu.stages(tmp_path, [], "9.0"):
         assert not isinstance(stage.command, str), stage
         words = " ".join(stage.command).split()
-        for before, word in zip(words, words[1:], strict=False):
+        for before, word in itertools.pairwise(words):
             if before == "-m":
                 assert importlib.util.find_spec(word) is not None, (stage.name, word)
             elif word.startswith(("tests/", f"{ROOT}/")):

@@ -142,7 +142,14 @@ def test_it_goes_on_from_a_file_of_python(trained, replayed):
 
 RULES = {
     "AdamW": lambda p: lowbit.AdamW(p, lr=1e-2, weight_decay=0.1, amsgrad=True, seed=7),
+    "Adam": lambda p: lowbit.Adam(p, lr=1e-2, weight_decay=0.1, seed=7),
     "SGD": lambda p: lowbit.SGD(p, lr=1e-2, momentum=0.9, nesterov=True, weight_decay=0.1, seed=7),
+    "SGD, decoupled": lambda p: lowbit.SGD(
+        p, lr=1e-2, momentum=0.9, weight_decay=0.1, decoupled=True, seed=7
+    ),
+    "SGD, dampened first": lambda p: lowbit.SGD(
+        p, lr=1e-2, momentum=0.9, dampening=0.5, dampen_first=True, seed=7
+    ),
     "SGD, plain": lambda p: lowbit.SGD(p, lr=1e-2, seed=7),
     "Lion": lambda p: lowbit.Lion(p, lr=1e-3, weight_decay=0.1, maximize=True, seed=7),
 }
@@ -196,3 +203,57 @@ def test_lowbit_ckpt_reads_what_every_rule_saves(ruled):
     assert printed[0] == printed[1] and ("dynamic8" in printed[0] or rule == "SGD, plain")
     for file in files[:2]:
         run(TOOL, "verify", file)
+
+
+# Files whose settings or groups differ
+
+
+def params_of_rules():
+    """As tests/cpp/front/rules.cpp makes them."""
+    shapes = {
+        "matrix": torch.zeros(70, 300, dtype=torch.bfloat16),
+        "wide": torch.zeros(64, 77),
+        "cube": torch.zeros(9, 40, 20, dtype=torch.half),
+        "vector": torch.zeros(300, dtype=torch.bfloat16),
+    }
+    return {name: nn.Parameter(value) for name, value in shapes.items()}
+
+
+def stepped(cls, **options):
+    params = params_of_rules()
+    opt = cls(params.items(), lr=1e-2, **options)
+    for p in params.values():
+        p.grad = torch.ones_like(p)
+    opt.step()
+    return opt
+
+
+def test_the_rule_is_that_of_the_file(trained, tmp_path):
+    """Adam's state has AdamW's names."""
+    rules = trained[0] / "build" / "rules"
+    for cls in (lowbit.Adam, lowbit.AdamW):
+        torch.save(stepped(cls).state_dict(), tmp_path / "from.pt")
+        run(rules, "load", tmp_path / "from.pt", tmp_path / "to.pt")
+        (group,) = torch.load(tmp_path / "to.pt", weights_only=True)["param_groups"]
+        assert group["decoupled_weight_decay"] is (cls is lowbit.AdamW)
+    torch.save(stepped(lowbit.AdamW, cautious=True).state_dict(), tmp_path / "from.pt")
+    done = subprocess.run(
+        [rules, "load", tmp_path / "from.pt", tmp_path / "no.pt"], capture_output=True, text=True
+    )
+    assert done.returncode != 0 and "cautious=True, which C++ does not step" in done.stderr
+
+
+def test_a_group_that_was_added_is_saved_before_its_first_step(trained, tmp_path):
+    """Without names, which are those of the first group."""
+    run(trained[0] / "build" / "rules", "groups", tmp_path / "saved.pt")
+    saved = torch.load(tmp_path / "saved.pt", weights_only=True)
+    first, second = saved["param_groups"]
+    assert first["param_names"] == list(params_of_rules()) and first["params"] == [0, 1, 2, 3]
+    assert "param_names" not in second and second["params"] == [4, 5]
+    assert list(saved["state"]) == [0, 1, 2, 3, 4, 5]
+    assert all(state["step"] == 0 for state in saved["state"].values())
+    more = [nn.Parameter(torch.zeros(80, 64)), nn.Parameter(torch.zeros(5))]
+    opt = lowbit.AdamW([{"params": list(params_of_rules().values())}, {"params": more}])
+    opt.load_state_dict(saved)
+    for p in more:
+        assert opt.state[p]["step"] == 0

@@ -64,7 +64,8 @@ struct AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWOptions> {
   template <class Fn>
   void each(const Fn& fn) {
     fn("lr", lr_), fn("betas", betas_), fn("eps", eps_), fn("weight_decay", weight_decay_);
-    fn("amsgrad", amsgrad_), fn("maximize", maximize_), fn("seed", seed_);
+    fn("amsgrad", amsgrad_), fn("decoupled_weight_decay", decoupled_weight_decay_);
+    fn("maximize", maximize_), fn("seed", seed_);
   }
 };
 
@@ -74,17 +75,26 @@ struct SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptions> {
   TORCH_ARG(double, dampening) = 0;
   TORCH_ARG(double, weight_decay) = 0;
   TORCH_ARG(bool, nesterov) = false;
+  TORCH_ARG(bool, decoupled) = false;     // weight decay of the weights: SGDW
+  TORCH_ARG(bool, dampen_first) = false;  // dampening in the first step too
   LOWBIT_OPTIONS(SGDOptions)
   SGDOptions() = default;
 
   std::string rule() const { return momentum_ != 0 ? "sgd_momentum" : "sgd"; }
   std::vector<double> hyper() const {
-    return {lr_, momentum_, dampening_, nesterov_ ? 1.0 : 0.0, weight_decay_, 0.0, 0.0};
+    return {lr_,
+            momentum_,
+            dampening_,
+            nesterov_ ? 1.0 : 0.0,
+            weight_decay_,
+            decoupled_ ? 1.0 : 0.0,
+            dampen_first_ ? 1.0 : 0.0};
   }
   template <class Fn>
   void each(const Fn& fn) {
     fn("lr", lr_), fn("momentum", momentum_), fn("dampening", dampening_);
     fn("weight_decay", weight_decay_), fn("nesterov", nesterov_);
+    fn("decoupled", decoupled_), fn("dampen_first", dampen_first_);
     fn("maximize", maximize_), fn("seed", seed_);
   }
 };
@@ -249,6 +259,7 @@ class Optimizer : public torch::optim::Optimizer {
   /// What `state_dict()` gives in Python: {"state": {0: {...}}, "param_groups": [...]}.
   torch::IValue state_dict() const {
     auto& self = const_cast<Optimizer&>(*this);
+    self.init_state();  // of groups that were added since
     detail::Dict state = detail::new_dict();
     self.each_param([&](O&, Tensor& p, int64_t index) {
       if (!p.requires_grad()) return;
@@ -268,15 +279,15 @@ class Optimizer : public torch::optim::Optimizer {
       O options = static_cast<const O&>(group.options());
       options.each(
           [&](const char* name, auto& value) { made.insert(name, detail::to_value(value)); });
-      auto params = detail::new_list();
-      for (size_t i = 0; i < group.params().size(); ++i) params.push_back(index++);
+      auto params = detail::new_list(), names = detail::new_list();
+      for (size_t i = 0; i < group.params().size(); ++i, ++index) {
+        params.push_back(index);
+        if (static_cast<size_t>(index) < names_.size())
+          names.push_back(names_[static_cast<size_t>(index)]);
+      }
       made.insert("lowbit_version", int64_t{1});
       made.insert("params", params);
-      if (!names_.empty()) {
-        auto names = detail::new_list();
-        for (const std::string& name : names_) names.push_back(name);
-        made.insert("param_names", names);
-      }
+      if (!names.empty() && names.size() == params.size()) made.insert("param_names", names);
       groups.push_back(made);
     }
     detail::Dict all = detail::new_dict();
@@ -307,6 +318,8 @@ class Optimizer : public torch::optim::Optimizer {
       const std::vector<Tensor>& params = param_groups()[g].params();
       TORCH_CHECK(ids.size() == params.size(), "lowbit: group ", g, " of the state dict has ",
                   ids.size(), " parameters, here ", params.size());
+      TORCH_CHECK(!group.contains("cautious") || !group.at("cautious").toBool(), "lowbit: group ",
+                  g, " of the state dict has cautious=True, which C++ does not step");
       settings.push_back(static_cast<const O&>(param_groups()[g].options()));
       settings.back().each([&](const char* name, auto& x) {
         if (group.contains(name)) detail::read_value(group.at(name), x);

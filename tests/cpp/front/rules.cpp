@@ -5,6 +5,11 @@
 //
 // writes the state with lowbit::save to SAVED and with torch::save to ARCHIVE, and weights and
 // gradients to RECORD.
+//
+//   rules load FROM TO
+//   rules groups SAVED
+//
+// writes what an AdamW loaded from a file; and an AdamW to which a group was added.
 #include <torch/serialize.h>
 
 #include <cstdio>
@@ -23,8 +28,7 @@ torch::IValue copies(const Named& params, const bool grads) {
   return all;
 }
 
-template <class Optimizer, class Options>
-int run(const Options& options, char** paths) {
+Named made() {
   torch::manual_seed(0);
   Named params;
   const auto add = [&](const char* name, const std::vector<int64_t>& shape, at::ScalarType type) {
@@ -34,6 +38,28 @@ int run(const Options& options, char** paths) {
   add("wide", {64, 77}, at::kFloat);
   add("cube", {9, 40, 20}, at::kHalf);
   add("vector", {300}, at::kBFloat16);
+  return params;
+}
+
+int load(const char* from, const char* to) {
+  lowbit::AdamW opt(made());
+  lowbit::load(opt, from);
+  lowbit::save(opt, to);
+  return 0;
+}
+
+int groups(const char* saved) {
+  lowbit::AdamW opt(made());
+  const std::vector<torch::Tensor> more = {torch::randn({80, 64}).requires_grad_(),
+                                           torch::randn({5}).requires_grad_()};
+  opt.add_param_group(torch::optim::OptimizerParamGroup(more));
+  lowbit::save(opt, saved);
+  return 0;
+}
+
+template <class Optimizer, class Options>
+int run(const Options& options, char** paths) {
+  Named params = made();
   auto record = lowbit::detail::new_dict();
   auto grads = lowbit::detail::new_list();
   record.insert("before", copies(params, false));
@@ -61,12 +87,23 @@ int run(const Options& options, char** paths) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  if (argc == 4 && std::string(argv[1]) == "load") return load(argv[2], argv[3]);
+  if (argc == 3 && std::string(argv[1]) == "groups") return groups(argv[2]);
   if (argc != 5) return std::fprintf(stderr, "rules RULE SAVED ARCHIVE RECORD\n"), 2;
   const std::string rule = argv[1];
   using lowbit::AdamWOptions, lowbit::LionOptions, lowbit::SGDOptions;
   char** paths = argv + 2;
   if (rule == "AdamW")
     return run<lowbit::AdamW>(AdamWOptions(1e-2).weight_decay(0.1).amsgrad(true).seed(7), paths);
+  if (rule == "Adam")
+    return run<lowbit::AdamW>(
+        AdamWOptions(1e-2).weight_decay(0.1).decoupled_weight_decay(false).seed(7), paths);
+  if (rule == "SGD, decoupled")
+    return run<lowbit::SGD>(
+        SGDOptions(1e-2).momentum(0.9).weight_decay(0.1).decoupled(true).seed(7), paths);
+  if (rule == "SGD, dampened first")
+    return run<lowbit::SGD>(
+        SGDOptions(1e-2).momentum(0.9).dampening(0.5).dampen_first(true).seed(7), paths);
   if (rule == "SGD")
     return run<lowbit::SGD>(SGDOptions(1e-2).momentum(0.9).nesterov(true).weight_decay(0.1).seed(7),
                             paths);
