@@ -164,8 +164,8 @@ races: setup  ## the CUDA kernels, emulated, under the thread sanitizer
 	@$(BIN)/cmake --build build/races --target test_cuda_emulated_races test_cuda_lowrank_races test_cuda_muon_races
 	@$(BIN)/ctest --test-dir build/races --output-on-failure --parallel 2 --tests-regex _races
 
-# The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim (docs/kernels/cuda-tests.md).
-# It runs a sample of each long list of cases, half an hour or more on two cores;
+# The kernels' PTX in a simulator of GPUs, against the CPU: SIM=folder of a built GPGPU-Sim
+# (docs/kernels/cuda-tests.md). It runs a sample of each long list of cases, half an hour or more on two cores;
 #   make simulate SIM=~/gpgpu-sim SIM_SAMPLE=all PARTS="shapes once"    all of them, in some parts
 SIM ?=
 PARTS ?=

@@ -7,24 +7,7 @@ import pytest
 
 from tests.support.require import need
 
-try:
-    import hypothesis
-except ImportError:  # a machine with a GPU may have none, and no test that needs it
-    pass
-else:
-    # Every run draws the same examples: what passed passes again. Others are drawn by pytest
-    # --hypothesis-profile=default, the option's word being the last.
-    hypothesis.settings.register_profile(
-        "same",
-        derandomize=True,
-        database=None,
-        deadline=None,
-        suppress_health_check=[hypothesis.HealthCheck.too_slow],  # the machine is, not the example
-    )
-    hypothesis.settings.load_profile("same")
-
-
-pytest_plugins = ["tests.support.selection"]
+pytest_plugins = ["tests.support.selection", "tests.support.drawn"]
 
 
 @pytest.fixture(scope="session")
@@ -90,7 +73,6 @@ def made(tmp_path_factory):
 def compared(request, monkeypatch):
     """Objects are compared by lowbit._tensors, or in Python where it was not built."""
     from lowbit.step import objects
-    from tests.support.require import need
 
     if request.param == "in C":
         need("tensors", objects.module is not None, "lowbit was built without its module _tensors")

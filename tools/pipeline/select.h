@@ -21,8 +21,8 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 /// The leaves that are selected.
 Document select(Document document, const Selection& selection);
 /// The same for a target: places of lists before others that stay hold None, with a warning for
-/// each, or for the first of many. What `warn_of_exclude` says, too: the target has what the pattern
-/// was to leave out.
+/// each, or for the first of many. What `warn_of_exclude` says, too: the target has what the
+/// pattern was to leave out.
 Document select_to_write(Document document, const Selection& selection,
                          std::vector<std::string>& warnings);
 
