@@ -60,9 +60,7 @@ def pool(processes):
 
 @pytest.fixture(scope="session")
 def made(tmp_path_factory):
-    """`made(kind, world)`: the path of a checkpoint of tests/support/kinds,
-    made once a session.
-    """
+    """`made(kind, world)`: the path of a checkpoint of tests/support/kinds, made once."""
     from tests.support.kinds.catalog import Made
 
     root = tmp_path_factory.getbasetemp()

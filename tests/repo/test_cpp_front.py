@@ -236,11 +236,17 @@ def test_the_rule_is_that_of_the_file(trained, tmp_path):
         run(rules, "load", tmp_path / "from.pt", tmp_path / "to.pt")
         (group,) = torch.load(tmp_path / "to.pt", weights_only=True)["param_groups"]
         assert group["decoupled_weight_decay"] is (cls is lowbit.AdamW)
-    torch.save(stepped(lowbit.AdamW, cautious=True).state_dict(), tmp_path / "from.pt")
-    done = subprocess.run(
-        [rules, "load", tmp_path / "from.pt", tmp_path / "no.pt"], capture_output=True, text=True
-    )
-    assert done.returncode != 0 and "cautious=True, which C++ does not step" in done.stderr
+    cautious = stepped(lowbit.AdamW, cautious=True).state_dict()
+    kahan = stepped(lowbit.AdamW).state_dict()
+    kahan["state"][0]["param_bfloat16_kahan"] = torch.zeros(3)
+    for saved, said in (
+        (cautious, "cautious=True, which C++ does not step"),
+        (kahan, "'param_bfloat16_kahan', which this param_format does not keep"),
+    ):
+        torch.save(saved, tmp_path / "from.pt")
+        command = [rules, "load", tmp_path / "from.pt", tmp_path / "no.pt"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode != 0 and said in done.stderr
 
 
 def test_a_group_that_was_added_is_saved_before_its_first_step(trained, tmp_path):

@@ -352,6 +352,14 @@ class Optimizer : public torch::optim::Optimizer {
               ", expected ", s->tensors[k].scalar_type(), " ", s->tensors[k].sizes());
           copies.emplace_back(s->tensors[k], t);
         }
+        for (const auto& each : entry) {  // the weight is right with its compensation alone
+          const std::string key = each.key().toStringRef();
+          bool kept = key.rfind("param_", 0) != 0;
+          for (const StateTensor& t : s->param_state.tensors()) kept = kept || t.key == key;
+          TORCH_CHECK(kept, "lowbit: state of parameter ", index, " has '", key,
+                      "', which this param_format does not keep; build the optimizer with the one "
+                      "of the file");
+        }
         counts.emplace_back(s, static_cast<int64_t>(found("step").template item<double>()),
                             static_cast<uint32_t>(found("stream").template item<int64_t>()));
       }
