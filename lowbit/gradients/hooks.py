@@ -175,12 +175,16 @@ class Recovery:
 
     DDP recovers in the next forward pass: its ranks must act together,
     and a rank that exits never gets there.
+
+    Attributes:
+        first: whether the last pass was the first of a static graph, which reduces at its end.
+        began: set by a forward pass, cleared by the owner.
     """
 
     def __init__(self, model: nn.Module, params: Iterable[Tensor]) -> None:
         self._model, self._params, self._ddp = model, list(params), sharding.is_ddp(model)
-        self._raised = self._first = False
-        self.began = False  # set by a forward pass, cleared by the owner
+        self._raised = self.first = False
+        self.began = False
         self.handle = model.register_forward_pre_hook(self._before_forward, prepend=True)
 
     def raised(self) -> None:
@@ -192,10 +196,10 @@ class Recovery:
             self._recover()
         self.began = True
         static = getattr(self._model, "static_graph", False)
-        self._first = static and not self._model._static_graph_delay_allreduce_enqueued
+        self.first = static and not self._model._static_graph_delay_allreduce_enqueued
 
     def _recover(self) -> None:
-        if self._first:
+        if self.first:
             raise RuntimeError(
                 "the first backward pass of this DistributedDataParallel(static_graph=True) raised "
                 "while its reducer counted gradients, and torch cannot restart that pass; wrap the "

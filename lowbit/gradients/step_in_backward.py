@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from lowbit import sharding
 from lowbit.config.size import parsed
 from lowbit.gradients import hooks as places
+from lowbit.gradients.after_reducer import AfterReducer
 from lowbit.gradients.beside import Beside
 from lowbit.gradients.clip import NormSums, divisor_for
 from lowbit.optim.one_step import Step
@@ -49,7 +50,7 @@ def step_in_backward(
     the step runs once a gradient's shard has been reduced; sharded experts, [E, H, D], whose rule
     reduces over ranks are stepped by `opt.step()`, which agrees on who has a gradient. Under
     DistributedDataParallel, which keeps its buckets allocated anyway, all parameters are stepped
-    when the reducer has finished. With `lowbit.accumulate`, called first, the last micro-batch
+    when the reducer has finished; `opt.step()` steps those of a static graph's first pass. With `lowbit.accumulate`, called first, the last micro-batch
     steps. Without it, run all backward passes of a step but the last in `with released.hold():`,
     where `released` is the returned object.
 
@@ -140,7 +141,7 @@ class InBackward:
         self._sums = NormSums(norm_type)
         self._found: dict[torch.device, Tensor] = {}
         self.held = self._begun = False
-        self._queued = -1  # the backward pass that has a queued step
+        self._reducer = AfterReducer(model, self._reduced)
         self._handles: list[Any] = []
         self._groups: dict[Tensor, int] = {}
         places.check_model(model, "lowbit.step_in_backward")
@@ -342,20 +343,11 @@ class InBackward:
         return found if before is None else torch.maximum(before.to(found.device), found)
 
     def _after_reducer(self, p: Tensor) -> None:
-        """Queues one step of all parameters for the end of this backward pass,
-        after the reducer's own callbacks.
-        """
-        # the accumulator calls `_reduced` after the last micro-batch
-        if places.accumulator_of(p) is not None:
+        # The accumulator calls `_reduced` after the last micro-batch. In its first pass a static
+        # graph reduces at the very end, and nothing says whether a pass is nested: `opt.step()`.
+        if self.held or self._recovery.first or places.accumulator_of(p) is not None:
             return
-        task = torch._C._current_graph_task_id()
-        if self.held or self._queued == task or not self._model.require_backward_grad_sync:
-            return
-        self._queued = task
-        queue = torch.autograd.Variable._execution_engine.queue_callback
-        # The reducer queues its end when the last bucket is ready; with static_graph=True a
-        # callback of its own queues it.
-        queue(lambda: queue(lambda: queue(self._reduced)))
+        self._reducer.queue()
 
     @torch.no_grad()
     def _reduced(self) -> None:

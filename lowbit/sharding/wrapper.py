@@ -106,6 +106,15 @@ def reset_fully_sharded(module: Any) -> bool:
     return able
 
 
+def reducer_finished(model: Any) -> bool:
+    """Whether the reducer of a DistributedDataParallel has reduced every bucket that it began."""
+    try:
+        model._check_reducer_finalized()
+    except RuntimeError:
+        return False
+    return True
+
+
 def reset_reducer(model: Any) -> None:
     """Restores the reducer of a DistributedDataParallel after a backward pass that raised.
 
@@ -113,8 +122,6 @@ def reset_reducer(model: Any) -> None:
     """
     import torch.distributed as dist
 
-    try:
-        model._check_reducer_finalized()
-    except RuntimeError:  # pending reductions write to buckets that the next pass fills
+    if not reducer_finished(model):  # pending reductions write to buckets that the next pass fills
         dist.barrier(model.process_group)
     model.reducer._reset_state()

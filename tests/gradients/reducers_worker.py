@@ -4,7 +4,7 @@ DistributedDataParallel as usual.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed._composable import replicate
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import lowbit
 
@@ -92,6 +93,53 @@ def with_fsdp(use: str) -> bool:
         ordinary.zero_grad()
     pairs = zip(model.parameters(), plain.module.parameters(), strict=True)
     return all(torch.equal(p.full_tensor(), q) for p, q in pairs)
+
+
+class Checkpointed(nn.Module):
+    """Layers, of which some have backward passes nested in the model's."""
+
+    def __init__(self, nested: Sequence[int]) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layers = nn.ModuleList(nn.Linear(8, 8) for _ in range(3))
+        self.nested = nested
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.clone().requires_grad_()
+        for i, layer in enumerate(self.layers):
+            x = checkpoint(layer, x, use_reentrant=True) if i in self.nested else layer(x)
+        return x
+
+
+NESTED = {"all": (0, 1, 2), "the first": (0,), "the last": (2,), "the middle": (1,)}
+
+
+def checkpointed(options: dict[str, Any]) -> list[str]:
+    """Under which reentrant checkpoints steps in the backward pass leave other weights, norms or
+    ranks than steps after it.
+    """
+    wrong = []
+    for which, nested in NESTED.items():
+        made = []
+        for early in (True, False):
+            model = DistributedDataParallel(Checkpointed(nested), **options)
+            opt = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+            handle = lowbit.step_in_backward(model, opt, max_norm=1e9) if early else None
+            for step in range(3):
+                model(X * (1 + dist.get_rank() + step)).square().mean().backward()
+                if handle is not None and not (options.get("static_graph") and step == 0):
+                    assert all(p.grad is None for p in model.parameters())
+                norm = lowbit.clip_scale(model.parameters(), 1e9)[0]
+                opt.step()
+                opt.zero_grad()
+            norm = norm if handle is None else handle.norm
+            made.append([norm, *(p.detach() for p in model.parameters())])
+        wrong += [which for a, b in zip(*made, strict=True) if not torch.equal(a, b)]
+        total = torch.cat([t.flatten() for t in made[0]])
+        both = [torch.empty_like(total) for _ in range(dist.get_world_size())]
+        dist.all_gather(both, total)
+        wrong += [f"{which}, ranks" for t in both if not torch.equal(t, total)]
+    return wrong
 
 
 def delayed(use: str) -> str:

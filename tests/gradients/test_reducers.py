@@ -43,3 +43,15 @@ def test_exact_means_need_the_communication_hook(pool):
 def test_gradients_in_buckets_are_copied_before_the_next_pass(pool):
     for buckets in (25, 1e-5):  # one for all, and one for each parameter
         assert pool.run(1, reducers_worker.added_in_views, buckets) == [True]
+
+
+@pytest.mark.parametrize("kind", ["plain", "small buckets", "views", "static"])
+def test_reentrant_checkpoints_step_after_the_reducer(pool, kind):
+    """A nested backward pass ends before the reducer has the gradients of all layers."""
+    options = {
+        "plain": {},
+        "small buckets": {"bucket_cap_mb": 1e-4},
+        "views": {"gradient_as_bucket_view": True},
+        "static": {"static_graph": True},
+    }[kind]
+    assert pool.run(2, reducers_worker.checkpointed, options) == [[], []]
