@@ -96,7 +96,7 @@ def check_reproducible(
         seed: of torch's generators during a pass; 0 by default.
 
     Returns:
-        What differed first. It is true if nothing did.
+        What differed first, the same on every rank. It is true if nothing did.
     """
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     model.zero_grad(set_to_none=True)  # the first pass would add to what is there
@@ -117,15 +117,13 @@ def check_reproducible(
         finally:
             _put_back(model, buffers)
     found = _first(model, traces[0], traces[1], "passes")
-    if found is not None:
-        return found
     # A shard's gradients are its own; everything else is compared.
     mine = [entry for entry in traces[0] if not _is_shard(model, entry[0])]
-    for theirs in sharding.gathered_objects(mine):
-        found = _first(model, mine, theirs, "ranks")
-        if found is not None:
-            return found
-    return Reproducibility(None, None, None, None)
+    every = sharding.gathered_objects((found, mine))  # also by a rank whose passes differ
+    differ = [found for found, _ in every]
+    differ += [_first(model, every[0][1], theirs, "ranks") for _, theirs in every[1:]]
+    sound = Reproducibility(None, None, None, None)
+    return next((found for found in differ if found is not None), sound)
 
 
 def _put_back(model: nn.Module, buffers: list[tuple[Tensor, Tensor]]) -> None:

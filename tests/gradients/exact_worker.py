@@ -339,11 +339,26 @@ class OfRank(nn.Module):
         return x * (1 + dist.get_rank())
 
 
+class OfPasses(nn.Module):
+    """An output that depends on earlier passes, on rank 1 alone."""
+
+    passes = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.passes += dist.get_rank()
+        return x * (1 + self.passes)
+
+
 def reproducible(wrapper: str) -> str:
-    """What `check_reproducible` says of a model in a wrapper, or of one that asks for its rank."""
+    """What `check_reproducible` says of a model in a wrapper, or of one that asks for its rank or
+    counts its passes.
+    """
+    torch.manual_seed(0)
+    if wrapper == "the passes of a rank":
+        model: nn.Module = nn.Sequential(nn.Linear(4, 4), OfPasses())
+        return str(lowbit.check_reproducible(model, lambda: model(torch.ones(2, 4)).sum()))
     if wrapper == "a rank's own noise":
-        torch.manual_seed(0)
-        model: nn.Module = nn.Sequential(nn.Linear(4, 4), OfRank(), nn.Linear(4, 4))
+        model = nn.Sequential(nn.Linear(4, 4), OfRank(), nn.Linear(4, 4))
         return str(lowbit.check_reproducible(model, lambda: model(torch.ones(2, 4)).sum()))
     model = wrapped(wrapper, torch.bfloat16)
     return str(lowbit.check_reproducible(model, lambda: loss_of(model, batch(0, 3), 3)))

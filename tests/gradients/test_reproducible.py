@@ -103,3 +103,8 @@ def test_ranks_that_differ(pool):
     for wrapper in ("DDP", "FSDP2", "FSDP1"):
         for text in pool.run(2, exact_worker.reproducible, wrapper):
             assert "same bits every time and on every rank" in text
+
+
+def test_passes_that_differ_on_one_rank_are_reported_on_all(pool):
+    texts = pool.run(2, exact_worker.reproducible, "the passes of a rank")
+    assert all("the output of '1' differs between passes" in text for text in texts)
