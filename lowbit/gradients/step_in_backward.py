@@ -168,11 +168,11 @@ class InBackward:
         self._handles.append(self._recovery.handle)
         self._handles.append(opt.register_step_pre_hook(self._before_rest))
         if beside is not None:
-            opt.in_flight = beside
             wait = opt.wait_for_steps
             self._handles.append(opt.register_state_dict_pre_hook(lambda _: wait()))
             self._handles.append(model.register_forward_pre_hook(lambda *_: wait(), prepend=True))
         self._handles.append(opt.register_step_post_hook(self._end))
+        opt.steppers.append(self)
 
     def _late(self, own: Mapping[int, str]) -> set[Any]:
         """The sharded experts that `opt.step()` steps, because their steps reduce over ranks.
@@ -212,6 +212,11 @@ class InBackward:
         self._recovery.raised()
         self.give_up()
 
+    def wait(self) -> None:
+        """Returns when no step runs beside the backward pass any more; raises what one raised."""
+        if self._beside is not None:
+            self._beside.wait()
+
     def give_up(self) -> None:
         """Forgets what the running step has counted; what was stepped stays stepped."""
         self._begun = False
@@ -224,10 +229,9 @@ class InBackward:
             handle.remove()
         self._handles = []
         try:
-            if self._beside is not None:
-                self._beside.wait()  # which raises what a step raised
+            self.wait()  # which raises what a step raised
         finally:
-            self.opt.in_flight = None
+            self.opt.steppers = [other for other in self.opt.steppers if other is not self]
             self.give_up()
             for p in self._groups:
                 places.steppers.pop(p, None)
@@ -403,6 +407,7 @@ class InBackward:
 
     def _end(self, opt: Any, args: Any, kwargs: Any) -> None:
         if self.max_norm is not None:
+            self._begin()  # where the closure's zero_grad() has given up what `_before_rest` began
             norm = self._sums.norm()
             if self.scaler is not None:
                 norm = norm / self.scaler.scale(torch.ones_like(norm))

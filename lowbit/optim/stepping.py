@@ -29,7 +29,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.kept = Kept()
         self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
-        self.in_flight: Any = None  # steps beside a backward pass, to wait for
+        self.steppers: list[Any] = []  # the handles of step_in_backward
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
@@ -41,7 +41,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.kept, self.stepped_early = Kept(), set()
-        self.__dict__.setdefault("in_flight", None)  # a load keeps it, a copy has none
+        self.__dict__.setdefault("steppers", [])  # a load keeps them, a copy has none
 
     def lay_out_again(self) -> None:
         super().lay_out_again()
@@ -93,13 +93,21 @@ class SteppingOptimizer(StatefulOptimizer):
         """torch's. It also gives up a step that a backward pass began under
         `lowbit.step_in_backward`, and that `step()` does not end.
         """
+        for stepper in self.steppers:
+            stepper.give_up()
         self.stepped_early = set()
         super().zero_grad(set_to_none)
 
     def wait_for_steps(self) -> None:
         """Returns when no step runs beside a backward pass any more, and raises what one raised."""
-        if self.in_flight is not None:
-            self.in_flight.wait()
+        failed = None
+        for stepper in self.steppers:
+            try:
+                stepper.wait()
+            except Exception as error:  # the others' steps end too before it is raised
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _divisor(self, given: Tensor | float | None) -> Tensor | None:
         """The divisor of the gradients: GradScaler's times the given one, or None for 1."""

@@ -311,3 +311,29 @@ def test_what_failed_beside_keeps_nothing_of_what_is_removed(launches):
     net(tokens(1)).backward()
     opt.step()  # in the loop, as without
     lowbit.step_in_backward(net, opt, overlap=True).remove()
+
+
+def test_two_models_of_one_optimizer_are_both_waited_for(launches):
+    """Whichever failed, and also when the other's handle is removed."""
+
+    def broken():
+        raise MemoryError("no room")
+
+    x, one, two = torch.ones(8), nn.Linear(8, 8), nn.Linear(8, 8)
+    named = nn.ModuleList([one, two]).named_parameters()
+    opt = lowbit.AdamW(named, lr=1e-2)
+    first, second = (lowbit.step_in_backward(m, opt, overlap=True) for m in (one, two))
+    before = one.weight.detach().clone()
+    (one(x) + two(x)).sum().backward()
+    threading.Timer(0.1, launches.go.set).start()
+    opt.step()
+    assert float(opt.state[one.weight]["step"]) == float(opt.state[two.weight]["step"]) == 1.0
+    assert not torch.equal(before, one.weight)
+    launches.before = broken
+    one(x).sum().backward()
+    second.remove()
+    for ask in (opt.state_dict, opt.step, lambda: one(x)):
+        with pytest.raises(MemoryError, match="no room"):
+            ask()
+    first.reset()
+    opt.step()

@@ -345,6 +345,32 @@ def test_a_backward_pass_that_raises_is_no_part_of_the_next_norm():
     assert torch.equal(released.norm, clip.total_norm(copy.parameters()))
 
 
+def test_a_step_that_zero_grad_gave_up_counts_no_more():
+    """Neither in the next norm nor for the scaler, nor where a closure calls it."""
+    net, opt = build(dtype=torch.float32)
+    scaler = torch.amp.GradScaler("cpu", init_scale=64.0)
+    released = lowbit.step_in_backward(net, opt, scaler=scaler, max_norm=1e9)
+    handle = net.one.bias.register_hook(lambda g: g * math.inf)
+    scaler.scale(net(tokens(0))).backward()
+    handle.remove()
+    opt.zero_grad()
+    opt.state_dict()  # waits for steps beside
+    copy, _ = build(dtype=torch.float32)
+    copy.load_state_dict(net.state_dict())
+    copy(tokens(1)).backward()
+    scaler.scale(net(tokens(1))).backward()
+    scaler.step(released)
+    scaler.update()
+    assert scaler.get_scale() == 64.0
+    torch.testing.assert_close(released.norm, clip.total_norm(copy.parameters()))
+
+    extra = nn.Parameter(torch.ones(3))
+    opt.add_param_group({"params": [("extra", extra)]})
+    extra.grad = torch.full_like(extra, 1e9)
+    opt.step(opt.zero_grad)
+    assert float(released.norm) == 0.0
+
+
 def test_a_step_without_gradients_ends_too():
     """On another rank there may be some, and the norm is a collective."""
     net, opt = build()
