@@ -210,12 +210,13 @@ def hook_buckets(model: Any, hook: BucketHook) -> Callable[[], None]:
     current = getattr(model, "_lowbit_bucket_hook", None)
     if current is None:
         current = [None]
+        group = model.process_group  # not the model, whose reducer keeps the hook
 
         # torch reads annotations, and none is text
         def call(_, bucket):  # type: ignore[no-untyped-def]
             flat = bucket.buffer()
             if current[0] is None:
-                average_over(flat, model.process_group)
+                average_over(flat, group)
                 return done(flat)
             return done(current[0](bucket))
 

@@ -4,6 +4,8 @@ DistributedDataParallel as usual.
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -159,6 +161,22 @@ def hooked() -> str:
     ddp = DistributedDataParallel(layers())
     ddp.register_comm_hook(None, default_hooks.allreduce_hook)
     return said(lambda: USES["exact"](ddp))
+
+
+def freed() -> bool:
+    """Whether a DDP is freed after exact means were removed from it."""
+    ddp = DistributedDataParallel(layers())
+    accumulator = USES["exact"](ddp)
+    for last in (False, True):
+        with accumulator.micro(last=last):
+            ddp(X).sum().backward()
+    accumulator.remove()
+    ddp.zero_grad()
+    ddp(X).sum().backward()  # averaged, as without the hook
+    kept = weakref.ref(ddp)
+    del ddp, accumulator
+    gc.collect()
+    return kept() is None
 
 
 def added_in_views(buckets: float) -> bool:

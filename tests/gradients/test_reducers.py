@@ -40,6 +40,10 @@ def test_exact_means_need_the_communication_hook(pool):
     assert "needs the communication hook of DistributedDataParallel for itself" in said
 
 
+def test_a_model_is_freed_after_exact_means(pool):
+    assert pool.run(1, reducers_worker.freed) == [True]
+
+
 def test_gradients_in_buckets_are_copied_before_the_next_pass(pool):
     for buckets in (25, 1e-5):  # one for all, and one for each parameter
         assert pool.run(1, reducers_worker.added_in_views, buckets) == [True]
