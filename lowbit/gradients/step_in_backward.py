@@ -50,9 +50,10 @@ def step_in_backward(
     the step runs once a gradient's shard has been reduced; sharded experts, [E, H, D], whose rule
     reduces over ranks are stepped by `opt.step()`, which agrees on who has a gradient. Under
     DistributedDataParallel, which keeps its buckets allocated anyway, all parameters are stepped
-    when the reducer has finished; `opt.step()` steps those of a static graph's first pass. With `lowbit.accumulate`, called first, the last micro-batch
-    steps. Without it, run all backward passes of a step but the last in `with released.hold():`,
-    where `released` is the returned object.
+    when the reducer has finished; those of a static graph's first pass, by `opt.step()`. With
+    `lowbit.accumulate`, called first, the last micro-batch steps. Without it, run all backward
+    passes of a step but the last in `with released.hold():`, where `released` is the returned
+    object.
 
     Args:
         model: the model as it is trained.
@@ -99,6 +100,7 @@ def step_in_backward(
         raise TypeError(f"step_in_backward takes an optimizer of lowbit, not {type(opt).__name__}")
     if max_norm is not None and not max_norm >= 0.0:
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
+    norm_type = float(norm_type)
     if not norm_type > 0.0:
         raise ValueError(f"norm_type must be positive, not {norm_type}")
     if overlap and sharding.is_ddp(model):

@@ -345,6 +345,16 @@ def test_a_backward_pass_that_raises_is_no_part_of_the_next_norm():
     assert torch.equal(released.norm, clip.total_norm(copy.parameters()))
 
 
+def test_the_largest_gradient_as_text():
+    """As torch and `clip_scale` take it."""
+    (net, opt), (other, _) = build(), build()
+    released = lowbit.step_in_backward(net, opt, max_norm=1.0, norm_type="inf")
+    net(tokens(0)).backward()
+    opt.step()
+    other(tokens(0)).backward()
+    assert torch.equal(released.norm, clip.total_norm(other.parameters(), math.inf))
+
+
 def test_a_step_that_zero_grad_gave_up_counts_no_more():
     """Neither in the next norm nor for the scaler, nor where a closure calls it."""
     net, opt = build(dtype=torch.float32)
