@@ -116,10 +116,11 @@ def accumulate(
     Raises:
         TypeError: `model` is not a module, such as `model.parameters()`.
         ValueError: FSDP1 or composable DDP (`replicate`) with hooks; a parameter that already has
-            an accumulator, is stepped in the backward pass, or is one of DDP's
-            `delay_all_reduce_named_params`; or an argument out of range.
+            an accumulator, is stepped in the backward pass, is not float32, bfloat16 or float16,
+            or is one of DDP's `delay_all_reduce_named_params`; or an argument out of range.
         RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the
-            model after this call; or if a DDP backward pass runs outside `micro`.
+            model after this call; or if a DDP backward pass runs outside `micro`, or the last one
+            under `no_sync()`.
     """
     check_model("accumulate", model)
     if dtype is not None and dtype not in _DTYPES:

@@ -50,6 +50,7 @@ class Accumulator:
         for i, (name, p) in enumerate(model.named_parameters()):
             if p.requires_grad:
                 places.check_free(p, name, "lowbit.accumulate", hooks)
+                places.check_dtype(p, name)
                 self._params[p] = HeldGradient(p, name, i)
             else:
                 self._frozen[name] = p
@@ -65,6 +66,9 @@ class Accumulator:
         if hooks:
             check = model.register_forward_pre_hook(self._check_place, prepend=True)
             self._handles.append(check)
+        self._unreduced = False  # whether the last forward pass ran under no_sync()
+        if self._ddp:
+            self._handles.append(model.register_forward_pre_hook(self._note_sync))
         self._recovery = places.Recovery(model, self._params) if hooks else None
         if self._recovery:
             self._handles.append(self._recovery.handle)
@@ -90,8 +94,8 @@ class Accumulator:
         An exception inside it calls `reset`.
 
         Raises:
-            RuntimeError: `micro` is nested,
-                or DDP with static_graph=True begins with a micro-batch that is not the last.
+            RuntimeError: `micro` is nested; DDP with static_graph=True begins with a micro-batch
+                that is not the last; or, in the backward pass, the last one ran under no_sync().
         """
         if self._micro:
             raise RuntimeError(places.NESTED)
@@ -146,10 +150,12 @@ class Accumulator:
         """Discards what was added since the last step, so that the step can be run again.
         Call it on every rank.
 
-        It also restores the counts that random bits depend on. `micro` calls it if an exception
-        leaves it. A `p.grad` that a last micro-batch has already set stays: clear it with
-        `zero_grad()`.
+        It also restores the counts that random bits depend on, and each `p.grad` as the step's
+        first `micro` found it. `micro` calls it if an exception leaves it.
         """
+        if self._begun:
+            for p, held in self._params.items():
+                p.grad = held.before
         self._begun = False
         for held in self._params.values():
             held.clear()
@@ -170,8 +176,9 @@ class Accumulator:
         for p, held in self._params.items():
             if p.grad is None or held.buffer is not None:
                 continue
+            held.before = p.grad.clone() if self._in_buckets else p.grad
             grad = sharding.dense_gradient(p).detach().contiguous()
-            held.buffer = grad.to(self.dtype, copy=self._in_buckets)
+            held.buffer = grad.to(self.dtype, copy=True)
             if ops.param_format(self.format)["compensation"]:
                 held.compensation = [torch.zeros_like(held.buffer)]
             p.grad = None
@@ -260,6 +267,10 @@ class Accumulator:
 
     # Backward pass
 
+    def _note_sync(self, model: Any, _: Any) -> None:
+        if torch.is_grad_enabled():
+            self._unreduced = not model.require_backward_grad_sync
+
     @torch.no_grad()
     def _hook(self, p: Tensor) -> None:
         if p.grad is None:
@@ -270,6 +281,12 @@ class Accumulator:
                 "a backward pass under DistributedDataParallel ran outside `with "
                 "accumulator.micro(last=...)`, where its reducer would run for every micro-batch, "
                 "or reduce gradients that were already moved; run each micro-batch inside it"
+            )
+        if self._micro == "last" and self._unreduced:
+            raise RuntimeError(
+                "the forward pass of the last micro-batch ran under no_sync() of "
+                "DistributedDataParallel, so each rank would keep its own gradients; leave "
+                "no_sync() out: `with accumulator.micro(last=False)` enters it itself"
             )
         held = self._params[p]
         if self._micro == "last" and held.handed:

@@ -60,6 +60,7 @@ class ExactAccumulator:
         }
         for p, name in params.items():
             places.check_free(p, name, "lowbit.accumulate", hooks=not flat)
+            places.check_dtype(p, name)
         places.check_buckets(model, params)
         self._most = most_addends() if average is None else average
         divided = Divided(self._most, average or 1, dtype, ranks_per_node)

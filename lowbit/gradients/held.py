@@ -23,6 +23,7 @@ class HeldGradient:
         self.finished = 0  # how many of `added` belong to finished steps
         self.buffer: Tensor | None = None
         self.compensation: list[Tensor] = []
+        self.before: Tensor | None = None  # p.grad from before the running step
         self.handed = False  # whether the running micro-batch, the last, has handed over an average
         self.scaled: tuple[Any, Any] | None = None  # what divides gradients that come after that
         self.place = _place(p, name)
@@ -32,7 +33,7 @@ class HeldGradient:
 
     def end(self) -> None:
         """After the last micro-batch, or one that raised."""
-        self.handed = False
+        self.handed, self.before = False, None
         if self.scaled is not None:
             self.scaled[1].remove()
             self.scaled = None
@@ -42,7 +43,9 @@ class HeldGradient:
         `torch.autograd.grad` returns, too.
         """
         node = get_gradient_edge(p).node  # with its hook, as long as something holds it
-        handle = node.register_prehook(lambda grads: tuple(g * scale for g in grads))
+        handle = node.register_prehook(  # None: an undefined gradient
+            lambda grads: tuple(None if g is None else g * scale for g in grads)
+        )
         self.scaled = node, handle
 
 

@@ -91,6 +91,15 @@ def check_buckets(model: Any, params: Mapping[Tensor, Any]) -> None:
         )
 
 
+def check_dtype(p: Tensor, name: str) -> None:
+    """Raises ValueError if gradients of a parameter's dtype cannot be added up."""
+    if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{name!r} is {p.dtype}: lowbit.accumulate adds up gradients of float32, bfloat16 and "
+            "float16; convert the parameter, or freeze it with requires_grad_(False)"
+        )
+
+
 def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
     """Raises ValueError if a parameter can have no hook, or no second one."""
     if stepper_of(p) is not None:

@@ -14,7 +14,15 @@ from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.nn.parallel import DistributedDataParallel
 
 import lowbit
-from tests.gradients.gradients_nets import Found, batch, net, optimizer, sharded
+from tests.gradients.gradients_nets import (
+    Found,
+    agreed,
+    batch,
+    grads_of,
+    net,
+    optimizer,
+    sharded,
+)
 from tests.gradients.test_gradients import Net
 
 
@@ -25,6 +33,39 @@ def refused(text: str, call: Callable[[], Any]) -> bool:
         assert text in str(error), str(error)
         return True
     return False
+
+
+def kept_on_each_rank() -> Found:
+    """What is said of a last micro-batch that DDP does not reduce."""
+
+    def around() -> None:
+        with model.no_sync(), accumulator.micro(last=True):
+            model(batch(0)).backward()
+
+    def inside() -> None:
+        with accumulator.micro(last=True):
+            with model.no_sync():
+                loss = model(batch(0))
+            loss.backward()
+
+    def before() -> None:
+        with model.no_sync():
+            loss = model(batch(0))
+        with accumulator.micro(last=True):
+            loss.backward()
+
+    found = {}
+    for case in (around, inside, before):
+        model = net("ddp")
+        accumulator = lowbit.accumulate(model)
+        text = "last micro-batch ran under no_sync() of DistributedDataParallel"
+        found[f"no_sync, {case.__name__}"] = refused(text, case)
+        with accumulator.micro(last=False), model.no_sync():
+            model(batch(0)).backward()
+        with accumulator.micro(last=True):
+            model(batch(1)).backward()
+        found[f"no_sync, {case.__name__}, run again"] = agreed(grads_of(model))
+    return found
 
 
 def wrong_places(ranks: int) -> Found:
@@ -64,6 +105,8 @@ def wrong_places(ranks: int) -> Found:
     lowbit.accumulate(ddp)
     loss = ddp(batch(0))
     found["DDP outside of micro"] = refused("outside `with accumulator.micro", loss.backward)
+
+    found |= kept_on_each_rank()
 
     for orig in (True, False):
         torch.manual_seed(0)

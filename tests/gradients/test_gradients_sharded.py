@@ -59,6 +59,7 @@ def test_wrong_places_are_refused(two):
         "inside DDP",
         "assign_hooks",
         "DDP outside",
+        "no_sync",
         "FSDP1",
         "clip FSDP1",
     )

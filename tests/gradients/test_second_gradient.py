@@ -61,6 +61,28 @@ def test_an_average_is_taken_once(rounding, parts):
         )
 
 
+class Undefined(torch.autograd.Function):
+    """Gives its weight no gradient."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x * weight.sum()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+def test_a_second_pass_without_a_gradient_adds_nothing():
+    net = layer()
+    accumulator = lowbit.accumulate(net, "float32", average=2)
+    x = torch.ones(8, requires_grad=True)
+    with accumulator.micro(last=True):
+        net(x).sum().backward()
+        Undefined.apply(x, net.weight).sum().backward()
+    assert torch.equal(net.weight.grad, torch.full((8, 8), 0.5))
+
+
 def test_a_step_in_the_backward_pass_refuses_a_second_part():
     net = layer()
     opt = lowbit.AdamW(net.named_parameters(), lr=0.1)
