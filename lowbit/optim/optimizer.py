@@ -78,6 +78,9 @@ class LowbitOptimizer(SteppingOptimizer):
         lowbit state in other formats. Group entries are loaded, except those that decide the layout
         (`lowbit.config.arguments.STRUCTURE`).
 
+        Names in the state dict become those of an optimizer without names, as in torch. They are
+        left out where `overrides`, `split` or `full_precision` go by the parameters' numbers.
+
         Parameters are matched by name if both sides name the same ones, however they are grouped.
         Otherwise they are matched by position, as torch does, in groups of the same sizes.
         `lowbit.load_optimizer` can also match by a model's order, and reads files of other
@@ -134,14 +137,14 @@ class LowbitOptimizer(SteppingOptimizer):
         key = str(index) if known is None else glob.escape(overrides.clean_name(known))
         rest = {k: v for k, v in (before or {}).items() if k != key}
         group["overrides"] = {key: options, **rest}
-        self._structure.clear()
+        self.structure.forget()
         kept = self.state.pop(p, None)
         self.lay_out_again()
         try:
             self.init_state()
         except ValueError:  # sharding splits its blocks: undo
             group["overrides"], self.state[p] = before or {}, kept or {}
-            self._structure.clear()
+            self.structure.forget()
             self.lay_out_again()
             raise
 

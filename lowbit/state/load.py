@@ -45,7 +45,7 @@ def load_by_param(
         elif value:
             state[place] = value
     groups, at = [], 0
-    for group, given in zip(opt.param_groups, settings, strict=True):
+    for group, given in zip(opt.named_groups(), settings, strict=True):
         # Without names, numbers may be taken in the order of another program.
         names = {"param_names": group["param_names"]} if "param_names" in group else {}
         size = len(group["params"])
@@ -238,7 +238,8 @@ def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[
             f"{cuts(saved_groups, opt.param_groups)}; {_SETTLED}"
         )
     made = []
-    for saved, group in zip(saved_groups, opt.param_groups, strict=True):
+    numbered = opt.names.by_parts or any(map(_goes_by_number, opt.param_groups))
+    for saved, group in zip(saved_groups, opt.named_groups(), strict=True):
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(
                 "loaded state dict contains a parameter group that doesn't match the size of "
@@ -246,10 +247,19 @@ def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[
             )
         own = {key: group[key] for key in STRUCTURE if key in group}
         saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
-        names = {"param_names": group["param_names"]} if "param_names" in group else {}
-        made.append({**group, **saved, **own, **names, "params": group["params"]})
+        if "param_names" in group or numbered:
+            saved.pop("param_names", None)
+        if opt.names.by_parts:  # names are no group entries
+            group = {key: value for key, value in group.items() if key != "param_names"}
+        made.append({**group, **saved, **own, "params": group["params"]})
         check_loaded(opt, len(made) - 1, made[-1])
     return made
+
+
+def _goes_by_number(group: Mapping[str, Any]) -> bool:
+    """Whether names would change which parameters of a group its options choose."""
+    patterns = group.get("overrides") or isinstance(group.get("split"), Mapping)
+    return bool(patterns or not isinstance(group.get("full_precision") or False, bool))
 
 
 def cuts(saved_groups: Sequence[Mapping[str, Any]], groups: Sequence[Mapping[str, Any]]) -> str:
@@ -291,7 +301,7 @@ def _by_name(opt: StatefulOptimizer, saved: list[dict[str, Any]]) -> list[dict[s
     if _names(saved, saved=True) is None and _sizes(saved) == [*map(len, opt.numbered_groups)]:
         pairs = zip(saved, opt.numbered_groups, strict=True)
         saved = [{**group, "param_names": names} for group, names in pairs]
-    theirs, ours = _names(saved, saved=True), _names(opt.param_groups)
+    theirs, ours = _names(saved, saved=True), _names(opt.named_groups())
     if (
         theirs is None
         or ours is None

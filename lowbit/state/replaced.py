@@ -11,7 +11,8 @@ from lowbit import sharding
 
 
 def replaced(opt: Any, here: set[Tensor]) -> list[Tensor]:
-    """The parameters with state that are no longer in the groups.
+    """The parameters with state that are no longer in the groups. Those of a group that was removed
+    itself keep it, once they were stepped.
 
     Args:
         here: the parameters that are.
@@ -43,8 +44,9 @@ def check_bound(opt: Any) -> None:
 def _gone(opt: Any, here: set[Tensor]) -> list[Tensor]:
     """The parameters with state that are not in the groups, where others without are."""
     if not any(p.requires_grad and not opt.state.get(p) for p in here):
-        return []  # not replaced: their group was removed and keeps its state
-    return [p for p in opt.state if isinstance(p, Tensor) and p not in here]
+        return []  # not replaced
+    removed = {p for p in opt.structure.removed if steps_of(opt.state.get(p, {})) > 0}
+    return [p for p in opt.state if isinstance(p, Tensor) and p not in here and p not in removed]
 
 
 def _check_bound(opt: Any, here: set[Tensor], gone: list[Tensor]) -> None:

@@ -152,6 +152,21 @@ def without_filled_in(
     return {name: value for name, value in saved.items() if name not in dropped}
 
 
+def in_other_format(lay: Layout, state: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The key of a moment in live state that the layout keeps in another format, and its key there.
+    None if there is no such moment.
+    """
+    moments = list(_own_moments(lay))
+    here = {name for own in moments for name in own.keys}
+    for own in moments:
+        others = [name for name in _names_of(own.name) if name in state and name not in here]
+        if lay.rule.startswith("adafactor") and own.name == "variance":
+            continue  # `factored` may change between steps
+        if others and not all(name in state for name in own.keys):
+            return others[0], own.keys[0]
+    return None
+
+
 class _Moment(NamedTuple):
     name: str
     keys: list[str]  # of its tensors here

@@ -16,10 +16,13 @@ from lowbit.state import choose, layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.fresh import fresh_state
 from lowbit.state.layout import Layout, check_stream
+from lowbit.state.param_names import ParamNames
 from lowbit.state.place import check_place
 from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
+from lowbit.state.saved import in_other_format
 from lowbit.state.settings import check_added
+from lowbit.state.structure import Structure
 from lowbit.state.whole_groups import WholeGroups
 
 
@@ -54,10 +57,8 @@ class StatefulOptimizer(Optimizer):
             list[str]
         ] = []  # names as another program groups and numbers them
         self._laid_out_for: Any = None
-        self._structure: dict[int, tuple[Any, dict[str, Any]]] = {}  # by group
-        # Group number -> (its parameters' names, all names it came with),
-        # for groups that are part of another.
-        self._subset_names: dict[int, tuple[list[str], list[str]]] = {}
+        self.structure = Structure()
+        self.names = ParamNames()
         self._ready = False
         self.warned: set[str] = set()  # the warnings that were given
         arguments.check_params(type(self).__name__, params)
@@ -111,19 +112,22 @@ class StatefulOptimizer(Optimizer):
     # State
 
     def __getstate__(self) -> dict[str, Any]:
-        groups = [self._with_names(i, group) for i, group in enumerate(self.param_groups)]
-        return {**super().__getstate__(), "param_groups": groups, "state_memory": self.state_memory}
+        made = {**super().__getstate__(), "param_groups": self.named_groups()}
+        return {**made, "state_memory": self.state_memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.__dict__.setdefault("state_memory", "device")  # older pickles have none
         self.layouts, self._frozen = {}, set()
-        self._laid_out_for, self._structure = self._decided(), {}
+        self._laid_out_for, self.structure = self._decided(), Structure()
         self.__dict__.setdefault("flat_shards", {})
         if self.__dict__.setdefault("_whole_groups", None) is not None:
             self._whole_groups = WholeGroups(self)
         self.__dict__.setdefault("numbered_groups", [])
-        self.__dict__.setdefault("_subset_names", {})
+        self.__dict__.setdefault("names", ParamNames())
+        self.check_structure()
+        for group in self.param_groups:
+            self.names.remember(group)
         # The original of a copy has said it.
         self.__dict__.setdefault("warned", {"nearest", "signed"})
         self._ready = True
@@ -134,17 +138,9 @@ class StatefulOptimizer(Optimizer):
 
     def check_structure(self) -> None:
         """Raises ValueError if a group's layout options changed after its state was laid out."""
-        for number, group in enumerate(self.param_groups):
-            now = {key: group.get(key) for key in arguments.STRUCTURE if key not in self.decides}
-            known, before = self._structure.get(id(group), (None, now))
-            for key in now if known is group else ():
-                if now[key] != before[key]:
-                    raise ValueError(
-                        f"group {number} has {key}={now[key]!r}, but its state was laid out for "
-                        f"{before[key]!r}: build another optimizer with it and load this one's "
-                        "state dict into that"
-                    )
-            self._structure[id(group)] = (group, now)
+        self.structure.check(self.param_groups, self.decides)
+        if self._whole_groups is None:
+            self.structure.forget_removed(self.param_groups, self.state)
 
     def _decided(self) -> list[Any]:
         """The current group entries that layouts depend on."""
@@ -170,9 +166,10 @@ class StatefulOptimizer(Optimizer):
             arguments.check_group("the parameter group", param_group)
             arguments.warn_of_typos(param_group, self.defaults, self.warned)
             check_added(self, param_group)
-            self._take_names(param_group)
-        super().add_param_group(param_group)
-        if self._ready and not self._unbound():
+        with self._adding(param_group):
+            super().add_param_group(param_group)
+            if not self._ready or self._unbound():
+                return
             self.lay_out_again()
             try:
                 self._check_matched()
@@ -180,59 +177,36 @@ class StatefulOptimizer(Optimizer):
             except BaseException:
                 for p in self.param_groups.pop()["params"]:
                     self.state.pop(p, None)
-                self._subset_names.pop(len(self.param_groups), None)
                 self.lay_out_again()
                 raise
 
-    def _take_names(self, param_group: dict[str, Any]) -> None:
-        """Stores the names of a group that is part of a group of `lowbit.param_groups`,
-        with the whole group's names.
-
-        ZeroRedundancyOptimizer copies group entries between this optimizer and the whole one. A
-        part's names are therefore no group entry: the whole optimizer and its state dicts keep
-        their own.
-        """
-        names, params = param_group.get("param_names"), param_group["params"]
-        if names is None or not isinstance(params, list):
-            return
-        if any(isinstance(p, tuple) for p in params):
-            return  # pairs, from which torch takes the names
-        known = overrides.names_of_subset(params, names)
-        if known is None and len(names) != len(params):
-            raise ValueError(
-                f"a parameter group has the names of {len(names)} parameters for {len(params)}, "
-                "and it is not known which name is whose. Give a wrapper that hands over parts of "
-                "groups, such as ZeroRedundancyOptimizer, those of lowbit.param_groups(model), or "
-                "groups without param_names"
-            )
-        known = list(names) if known is None else known
-        if not self._subset_names and known == list(names):
-            return  # an ordinary group
-        # torch requires names in all groups or in none: from here on, in none.
-        for number, group in enumerate(self.param_groups):
-            kept = group.pop("param_names", None)
-            if number not in self._subset_names and kept is not None:
-                self._subset_names[number] = (list(kept), list(kept))
-        del param_group["param_names"]
-        self._subset_names[len(self.param_groups)] = (known, list(names))
+    def _adding(self, param_group: Any) -> contextlib.AbstractContextManager[None]:
+        """A context in which a group is added, which is undone if that fails."""
+        if not isinstance(param_group, dict):
+            return contextlib.nullcontext()  # torch refuses it
+        return self.names.adding(param_group, self.param_groups)
 
     def names_of(self, number: int) -> list[str] | None:
-        """The names of a group's parameters, or None."""
-        if number in self._subset_names:
-            return self._subset_names[number][0]
-        return self.param_groups[number].get("param_names")
+        """The names of a group's parameters, or None. ValueError where a group was edited so that
+        which name is whose is unknown.
+        """
+        return self.names.of(number, self.param_groups[number], self.flat_shards)
 
-    def _with_names(self, number: int, group: dict[str, Any]) -> dict[str, Any]:
-        """A group with the names of its own parameters."""
-        names = self._subset_names.get(number)
-        return group if names is None else {**group, "param_names": list(names[0])}
+    def named_groups(self, groups: Sequence[dict[str, Any]] | None = None) -> list[dict[str, Any]]:
+        """The groups, or a state dict's of them, with the names of their own parameters."""
+        made = []
+        for number, group in enumerate(self.param_groups if groups is None else groups):
+            names = self.names_of(number)
+            made.append(group if names is None else {**group, "param_names": names})
+        return made
 
     def _check_matched(self) -> None:
         """Checks that the patterns of `overrides` and `full_precision` match a name;
         the latter's only warn, and once.
         """
-        named = {number: names for number, (_, names) in self._subset_names.items()}
-        overrides.check_matched(self.param_groups, named, self.warned)
+        known = [self.names.of_whole(group) for group in self.param_groups]
+        named = {number: names for number, names in enumerate(known) if names is not None}
+        overrides.check_matched(self.named_groups(), named, self.warned)
 
     def init_state(self) -> None:
         """Creates missing state of every parameter that requires or has a gradient,
@@ -246,13 +220,32 @@ class StatefulOptimizer(Optimizer):
         self._laid_out_for = self._decided()
         self._drop_replaced()
         self._lay_out_trained()
+        if self._whole_groups is None:
+            self.names.keep(self.param_groups, self.flat_shards)
         if self._unbound():
             self.layouts.clear()  # FSDP1 wrapped the model later, which raises below
         for group, p, lay in self.laid_out():
             if not p.is_meta and (p.requires_grad or p.grad is not None):
                 state = self.state_of(p)
                 if not state or any(key not in state for key in lay.keys):
+                    self._check_format(p, lay, state)
                     self.set_state_of(p, {**self.fresh_state(group, p, lay), **state})
+
+    def _check_format(self, p: Any, lay: Layout, state: Mapping[str, Any]) -> None:
+        """Raises ValueError if a parameter was stepped with a moment in another format."""
+        other = in_other_format(lay, state)
+        if other is None or not float(state.get("step", 0.0)) > 0:
+            return
+        self.lay_out_again()  # so that the next step says it too
+        found = next(member for member in self.members() if member.p is p)
+        what = found.number if found.name is None else repr(found.name)
+        raise ValueError(
+            f"parameter {what} was stepped with {other[0]!r} and would go on with {other[1]!r}: "
+            "its name or number, by which options choose its format, was another one. Remove "
+            "parameters with the last numbers only or build the optimizer from "
+            "model.named_parameters(); or build another optimizer and load this one's state dict "
+            "into that"
+        )
 
     def _lay_out_trained(self) -> None:
         """Lays out again once a parameter is trained that was frozen: those may have any dtype."""
@@ -272,10 +265,15 @@ class StatefulOptimizer(Optimizer):
         as Accelerate does when it shards.
         """
         here = {p for group in self.param_groups for p in group["params"]}
+
+        def is_here(p: Any) -> bool:
+            return (p.owner if isinstance(p, sharding.FlatShard) else p) in here
+
         for p in replaced(self, here):
             del self.state[p]
-        owners = (p.owner if isinstance(p, sharding.FlatShard) else p for p in self.layouts)
-        if any(p not in here for p in owners):
+        if self._whole_groups is None:
+            self._frozen = {p for p in self._frozen if is_here(p)}
+        if not all(map(is_here, self.layouts)):
             self.lay_out_again()
 
     def whole_groups(self) -> contextlib.AbstractContextManager[None]:
@@ -295,10 +293,7 @@ class StatefulOptimizer(Optimizer):
         with self.whole_groups():  # DeepSpeed empties them between steps
             self.init_state()
             made = super().state_dict()
-            made["param_groups"] = [
-                self._with_names(number, self._plain(group))
-                for number, group in enumerate(made["param_groups"])
-            ]
+            made["param_groups"] = self.named_groups([*map(self._plain, made["param_groups"])])
         return made
 
     def _plain(self, group: dict[str, Any]) -> dict[str, Any]:

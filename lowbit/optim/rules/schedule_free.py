@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -106,15 +107,17 @@ class ScheduleFreeAdamW(LowbitOptimizer):
 
     add_param_group.__doc__ = LowbitOptimizer.add_param_group.__doc__
 
-    def _take_names(self, param_group: dict[str, Any]) -> None:
-        super()._take_names(param_group)
-        if self._subset_names:
-            raise ValueError(
-                "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's "
-                "ZeroRedundancyOptimizer hands it out: that one overwrites the mode in each step, "
-                "and train() and eval() would change this part's weights on this rank alone. Use "
-                "fully_shard, or give a group the names of its own parameters"
-            )
+    @contextlib.contextmanager
+    def _adding(self, param_group: Any) -> Iterator[None]:
+        with super()._adding(param_group):
+            if self.names.by_parts:
+                raise ValueError(
+                    "ScheduleFreeAdamW got a part of a group of lowbit.param_groups, as torch's "
+                    "ZeroRedundancyOptimizer hands it out: that one overwrites the mode in each "
+                    "step, and train() and eval() would change this part's weights on this rank "
+                    "alone. Use fully_shard, or give a group the names of its own parameters"
+                )
+            yield
 
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         return "schedule_free_adamw"

@@ -1,0 +1,134 @@
+"""The names of an optimizer's parameters, which follow them where groups are edited by hand."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import Any
+
+from lowbit.config import overrides
+
+
+class ParamNames:
+    """Names by parameter.
+
+    A group's `param_names` count where they fit its parameters. Where a parameter was removed or
+    moved by hand, each keeps the name that it had.
+
+    ZeroRedundancyOptimizer copies group entries between this optimizer and the whole one. The names
+    of a part of a group of `lowbit.param_groups` are therefore no group entry: the whole optimizer
+    and its state dicts keep their own.
+
+    Attributes:
+        by_parts: whether names are no group entries, because a group is part of another.
+    """
+
+    def __init__(self) -> None:
+        self.by_parts = False
+        self._of: dict[Any, str] = {}
+        # The parameters of a part, in the very list of its group, and all names that it came with.
+        self._parts: list[tuple[list[Any], list[str]]] = []
+
+    def of(self, number: int, group: Mapping[str, Any], flat: Container[Any]) -> list[str] | None:
+        """The names of a group's parameters; None if it has none, or has those of the parameters
+        inside of its vectors.
+
+        Args:
+            number: of the group, for the error.
+            flat: the vectors.
+
+        Raises:
+            ValueError: the group was edited, and which name is whose is unknown.
+        """
+        params, names = group["params"], group.get("param_names")
+        if names is None and not self.by_parts:
+            return None
+        known = [self._of.get(p) for p in params]
+        if names is None and params and not any(known):
+            return None
+        if names is not None and len(names) == len(params):
+            pairs = zip(known, names, strict=True)
+            if all(own in (None, name) or own not in names for own, name in pairs):
+                return list(names)
+        made = [name for name in known if name is not None]
+        if len(made) == len(params):
+            return made
+        if any(p in flat for p in params):
+            return None
+        count = len(made) if names is None else len(names)
+        raise ValueError(
+            f"group {number} was edited, and which name is whose is unknown: it has {len(params)} "
+            f"parameters and {count} names. Give it param_names, the name of each parameter in "
+            "the order of params; opt.add_param_group adds parameters"
+        )
+
+    def of_whole(self, group: Mapping[str, Any]) -> list[str] | None:
+        """All names of the group that this one is part of; None if it is no part."""
+        return next((names for params, names in self._parts if params is group["params"]), None)
+
+    def remember(self, group: Mapping[str, Any]) -> None:
+        """Takes a group's `param_names` for those of its parameters now."""
+        params, names = group["params"], group.get("param_names") or ()
+        if len(names) == len(params) == len(set(params)):
+            self._of.update(zip(params, names, strict=True))
+
+    def keep(self, groups: Sequence[Mapping[str, Any]], flat: Container[Any]) -> None:
+        """Remembers the names of these groups alone. ValueError as in `of`."""
+        made = ParamNames()
+        for number, group in enumerate(groups):
+            names = self.of(number, group, flat)
+            made.remember({"params": group["params"], "param_names": names})
+        self._of = made._of
+        lists = {id(group["params"]) for group in groups}
+        self._parts = [part for part in self._parts if id(part[0]) in lists]
+
+    @contextlib.contextmanager
+    def adding(self, added: dict[str, Any], groups: list[dict[str, Any]]) -> Iterator[None]:
+        """A context that adds a group to `groups`, and its names with it; undone if that fails.
+
+        Raises:
+            ValueError: the numbers of names and parameters differ, and it is unknown which name is
+                whose.
+        """
+        before = self.by_parts, dict(self._of), list(self._parts)
+        entries = [(group, group.get("param_names")) for group in (*groups, added)]
+        part = self._part(added)
+        try:
+            if part is not None:
+                # torch requires names in all groups or in none: from here on, in none.
+                self.by_parts = True
+                for group, _ in entries[:-1]:
+                    self.remember(group)
+                for group, _ in entries:
+                    group.pop("param_names", None)
+            yield
+            if part is None:
+                self.remember(added)
+            else:
+                self._of.update(zip(added["params"], part[0], strict=True))
+                self._parts.append((added["params"], part[1]))
+        except BaseException:
+            self.by_parts, self._of, self._parts = before
+            for group, names in entries:
+                group |= {} if names is None else {"param_names": names}
+            raise
+
+    def _part(self, added: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
+        """The names of a part's parameters, and all names that it comes with; None of an ordinary
+        group.
+        """
+        names, params = added.get("param_names"), added["params"]
+        if names is None or not isinstance(params, list):
+            return None
+        if any(isinstance(p, tuple) for p in params):
+            return None  # pairs, from which torch takes the names
+        known = overrides.names_of_subset(params, names)
+        if known is None and len(names) != len(params):
+            raise ValueError(
+                f"a parameter group has the names of {len(names)} parameters for {len(params)}, "
+                "and it is not known which name is whose. Give a wrapper that hands over parts of "
+                "groups, such as ZeroRedundancyOptimizer, those of lowbit.param_groups(model), or "
+                "groups without param_names"
+            )
+        known = list(names) if known is None else known
+        return (known, list(names)) if self.by_parts or known != list(names) else None

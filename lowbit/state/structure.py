@@ -1,0 +1,52 @@
+"""The groups that state was laid out for."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Container, Sequence
+from typing import Any
+
+from lowbit.config import arguments
+
+
+class Structure:
+    """The groups of an optimizer, with the options that its state was laid out for.
+
+    Attributes:
+        removed: the parameters of groups that were removed, while they have state.
+    """
+
+    def __init__(self) -> None:
+        self.removed: set[Any] = set()
+        self._known: dict[int, tuple[Any, dict[str, Any]]] = {}  # by the group's id
+
+    def check(self, groups: Sequence[dict[str, Any]], decides: Container[str]) -> None:
+        """Raises ValueError if a group's layout options changed after its state was laid out.
+
+        Args:
+            decides: options that may change.
+        """
+        for number, group in enumerate(groups):
+            now = {key: group.get(key) for key in arguments.STRUCTURE if key not in decides}
+            known, before = self._known.get(id(group), (None, now))
+            for key in now if known is group else ():
+                if now[key] != before[key]:
+                    raise ValueError(
+                        f"group {number} has {key}={now[key]!r}, but its state was laid out for "
+                        f"{before[key]!r}: build another optimizer with it and load this one's "
+                        "state dict into that"
+                    )
+            self._known[id(group)] = (group, now)
+
+    def forget_removed(self, groups: Sequence[dict[str, Any]], state: Collection[Any]) -> None:
+        """Forgets groups that are no longer there, but for the parameters that have state."""
+        if len(self._known) > len(groups):
+            here = {id(group) for group in groups}
+            for key in self._known.keys() - here:
+                self.removed.update(self._known.pop(key)[0]["params"])
+        if self.removed:
+            live = {p for group in groups for p in group["params"]}
+            self.removed = {p for p in self.removed if p in state and p not in live}
+
+    def forget(self) -> None:
+        """Forgets all options, so that others may be laid out."""
+        self._known.clear()
