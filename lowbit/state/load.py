@@ -239,7 +239,7 @@ def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[
         )
     made = []
     numbered = opt.names.by_parts or any(map(_goes_by_number, opt.param_groups))
-    for saved, group in zip(saved_groups, opt.named_groups(), strict=True):
+    for i, (saved, group) in enumerate(zip(saved_groups, opt.param_groups, strict=True)):
         if len(saved["params"]) != len(group["params"]):
             raise ValueError(
                 "loaded state dict contains a parameter group that doesn't match the size of "
@@ -249,8 +249,8 @@ def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[
         saved = {key: value for key, value in saved.items() if key not in STRUCTURE}
         if "param_names" in group or numbered:
             saved.pop("param_names", None)
-        if opt.names.by_parts:  # names are no group entries
-            group = {key: value for key, value in group.items() if key != "param_names"}
+        if "param_names" in group and not opt.names.by_parts:
+            own["param_names"] = opt.names_of(i) or group["param_names"]
         made.append({**group, **saved, **own, "params": group["params"]})
         check_loaded(opt, len(made) - 1, made[-1])
     return made

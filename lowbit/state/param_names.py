@@ -4,9 +4,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Container, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from lowbit.config import overrides
+
+
+class _Part(NamedTuple):
+    """A group that is part of a group of `lowbit.param_groups`."""
+
+    group: Mapping[str, Any]
+    names: list[str]
+    whole: list[str]  # all names that it came with
 
 
 class ParamNames:
@@ -26,8 +34,7 @@ class ParamNames:
     def __init__(self) -> None:
         self.by_parts = False
         self._of: dict[Any, str] = {}
-        # The parameters of a part, in the very list of its group, and all names that it came with.
-        self._parts: list[tuple[list[Any], list[str]]] = []
+        self._parts: list[_Part] = []
 
     def of(self, number: int, group: Mapping[str, Any], flat: Container[Any]) -> list[str] | None:
         """The names of a group's parameters; None if it has none, or has those of the parameters
@@ -40,13 +47,12 @@ class ParamNames:
         Raises:
             ValueError: the group was edited, and which name is whose is unknown.
         """
-        params, names = group["params"], group.get("param_names")
-        if names is None and not self.by_parts:
+        part = self._part_of(group)
+        params, names = group["params"], group.get("param_names") if part is None else part.names
+        if names is None:
             return None
         known = [self._of.get(p) for p in params]
-        if names is None and params and not any(known):
-            return None
-        if names is not None and len(names) == len(params):
+        if len(names) == len(params):
             pairs = zip(known, names, strict=True)
             if all(own in (None, name) or own not in names for own, name in pairs):
                 return list(names)
@@ -55,16 +61,25 @@ class ParamNames:
             return made
         if any(p in flat for p in params):
             return None
-        count = len(made) if names is None else len(names)
         raise ValueError(
             f"group {number} was edited, and which name is whose is unknown: it has {len(params)} "
-            f"parameters and {count} names. Give it param_names, the name of each parameter in "
-            "the order of params; opt.add_param_group adds parameters"
+            f"parameters and {len(names)} names. Give it param_names, the name of each parameter "
+            "in the order of params; opt.add_param_group adds parameters"
         )
 
     def of_whole(self, group: Mapping[str, Any]) -> list[str] | None:
         """All names of the group that this one is part of; None if it is no part."""
-        return next((names for params, names in self._parts if params is group["params"]), None)
+        part = self._part_of(group)
+        return None if part is None else part.whole
+
+    def _part_of(self, group: Mapping[str, Any]) -> _Part | None:
+        return next((part for part in self._parts if part.group is group), None)
+
+    def moved(self, before: Sequence[Mapping[str, Any]], now: Sequence[Mapping[str, Any]]) -> None:
+        """Takes each group for the one that was in its place before."""
+        place = {id(group): i for i, group in enumerate(before)}
+        kept = [part for part in self._parts if id(part.group) in place]
+        self._parts = [part._replace(group=now[place[id(part.group)]]) for part in kept]
 
     def remember(self, group: Mapping[str, Any]) -> None:
         """Takes a group's `param_names` for those of its parameters now."""
@@ -79,8 +94,7 @@ class ParamNames:
             names = self.of(number, group, flat)
             made.remember({"params": group["params"], "param_names": names})
         self._of = made._of
-        lists = {id(group["params"]) for group in groups}
-        self._parts = [part for part in self._parts if id(part[0]) in lists]
+        self.moved(groups, groups)
 
     @contextlib.contextmanager
     def adding(self, added: dict[str, Any], groups: list[dict[str, Any]]) -> Iterator[None]:
@@ -97,26 +111,23 @@ class ParamNames:
             if part is not None:
                 # torch requires names in all groups or in none: from here on, in none.
                 self.by_parts = True
-                for group, _ in entries[:-1]:
-                    self.remember(group)
+                for group, names in entries[:-1]:
+                    if names is not None and self._part_of(group) is None:
+                        self._parts.append(_Part(group, list(names), list(names)))
                 for group, _ in entries:
                     group.pop("param_names", None)
+                self._parts.append(part)
+                self._of.update(zip(added["params"], part.names, strict=True))
             yield
-            if part is None:
-                self.remember(added)
-            else:
-                self._of.update(zip(added["params"], part[0], strict=True))
-                self._parts.append((added["params"], part[1]))
+            self.remember(added)
         except BaseException:
             self.by_parts, self._of, self._parts = before
             for group, names in entries:
                 group |= {} if names is None else {"param_names": names}
             raise
 
-    def _part(self, added: Mapping[str, Any]) -> tuple[list[str], list[str]] | None:
-        """The names of a part's parameters, and all names that it comes with; None of an ordinary
-        group.
-        """
+    def _part(self, added: Mapping[str, Any]) -> _Part | None:
+        """The group as a part; None if it is an ordinary one."""
         names, params = added.get("param_names"), added["params"]
         if names is None or not isinstance(params, list):
             return None
@@ -131,4 +142,5 @@ class ParamNames:
                 "groups without param_names"
             )
         known = list(names) if known is None else known
-        return (known, list(names)) if self.by_parts or known != list(names) else None
+        ordinary = not self.by_parts and known == list(names)
+        return None if ordinary else _Part(added, known, list(names))

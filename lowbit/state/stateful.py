@@ -116,6 +116,7 @@ class StatefulOptimizer(Optimizer):
         return {**made, "state_memory": self.state_memory}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        before = self.__dict__.get("param_groups", [])
         super().__setstate__(state)
         self.__dict__.setdefault("state_memory", "device")  # older pickles have none
         self.layouts, self._frozen = {}, set()
@@ -125,9 +126,11 @@ class StatefulOptimizer(Optimizer):
             self._whole_groups = WholeGroups(self)
         self.__dict__.setdefault("numbered_groups", [])
         self.__dict__.setdefault("names", ParamNames())
+        self.names.moved(before, self.param_groups)
+        if not self.names.by_parts:
+            for group in self.param_groups:
+                self.names.remember(group)
         self.check_structure()
-        for group in self.param_groups:
-            self.names.remember(group)
         # The original of a copy has said it.
         self.__dict__.setdefault("warned", {"nearest", "signed"})
         self._ready = True

@@ -189,7 +189,7 @@ def test_a_removed_group_was_not_replaced(again):
 
 
 def test_a_parameter_that_was_replaced_is_still_refused():
-    a, b, opt = edited()
+    _, b, opt = edited()
     opt.param_groups[0]["params"] = [param(3), b]
     with pytest.raises(RuntimeError, match="was replaced in the optimizer's groups"):
         trained(opt, 1)
