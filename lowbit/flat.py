@@ -52,7 +52,7 @@ def bind(
     rank without slices, which is an error, tells it to all ranks of the default group. Elements of
     a vector that lie in no slice are padding, which no step changes. A tensor of the optimizer
     without slices stays an ordinary parameter. A slice with `start` keeps its state in a dict of
-    states by name.
+    states by name. A bound optimizer cannot be copied or pickled, which is a TypeError.
 
     Args:
         opt: the optimizer of the vectors.
@@ -320,7 +320,14 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     own = [saved.get(key_of[p.owner], {}) for p, _ in flat_shards]
     if any("stream" in value or any(isinstance(v, dict) for v in value.values()) for value in own):
         return state_dict  # of the optimizer itself, not exported
-    steps = _steps([p for p, _ in flat_shards], own)
+    lacking = [_lacking(p, lay, value) for (p, lay), value in zip(flat_shards, own, strict=True)]
+    steps, lacking = _agreed([p for p, _ in flat_shards], [*map(_step, own)], lacking)
+    for (p, lay), step, count in zip(flat_shards, steps, lacking, strict=True):
+        if step >= 0 and count:  # on all ranks, which would wait for this one's elements
+            raise ValueError(
+                f"the state of {p.name!r} has no {lay.slots[-count].name!r} on this or another "
+                "rank; load a state dict of this optimizer"
+            )
     state = dict(saved)
     for p, _ in flat_shards:
         state.pop(key_of[p.owner], None)
@@ -332,11 +339,6 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
         for slot in lay.slots:
             if slot.name in value:
                 flats.append(p.here(value[slot.name]).to(torch.float32))
-            elif p.value.numel():
-                raise ValueError(
-                    f"the state of {p.name!r} has no {slot.name!r}; load "
-                    "a state dict of this optimizer"
-                )
             else:
                 flats.append(torch.zeros(0, dtype=torch.float32, device="cpu"))
         whole = sharding.complete(p, flats)
@@ -377,17 +379,24 @@ def _keys(opt: LowbitOptimizer, state_dict: Mapping[str, Any]) -> dict[Tensor, A
     return dict(zip(params, keys, strict=True))
 
 
-def _steps(flat_shards: list[sharding.FlatShard], saved: list[Mapping[str, Any]]) -> list[int]:
-    """The step of each flat shard, or -1 if no rank has one.
-    torch may not give it to ranks without elements.
-    """
-    steps = torch.tensor(
-        [int(value.get("step", -1)) for value in saved], dtype=torch.int64, device="cpu"
-    )
+def _step(saved: Mapping[str, Any]) -> int:
+    """The step of a flat shard, or -1: torch may not give it to ranks without elements."""
+    return int(saved.get("step", -1))
+
+
+def _lacking(p: sharding.FlatShard, lay: Layout, saved: Mapping[str, Any]) -> int:
+    """The number of slots from the first that lacks a moment of elements here; 0 if none does."""
+    found = [slot.name in saved or not p.value.numel() for slot in lay.slots]
+    return 0 if all(found) else len(found) - found.index(False)
+
+
+def _agreed(flat_shards: list[sharding.FlatShard], *numbers: list[int]) -> list[list[int]]:
+    """The largest over all ranks of each flat shard's numbers. A collective."""
+    made = torch.tensor(numbers, dtype=torch.int64, device="cpu")
     groups = {p.flat.group: p for p in flat_shards if p.flat.ranks > 1}
     for group in groups:
         at = [i for i, p in enumerate(flat_shards) if p.flat.group is group]
-        some = steps[at].to(flat_shards[at[0]].owner.device)
+        some = made[:, at].to(flat_shards[at[0]].owner.device)
         sharding.reduce_over([(some, group, "max")])
-        steps[at] = some.cpu()
-    return steps.tolist()
+        made[:, at] = some.cpu()
+    return made.tolist()

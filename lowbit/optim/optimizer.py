@@ -126,6 +126,7 @@ class LowbitOptimizer(SteppingOptimizer):
                 f"{name!r} of shape {tuple(p.shape)} cannot be quantized: that takes two "
                 f"dimensions and rows of {ops.policy('thresholds')['min_cols']}"
             )
+        lay = next(lay for _, q, lay in self.laid_out() if q is p)
         before = group.get("overrides")
         pattern = overrides.matched(group, known, index)
         options = dict(before[pattern]) if before and pattern is not None else {}
@@ -139,11 +140,19 @@ class LowbitOptimizer(SteppingOptimizer):
         group["overrides"] = {key: options, **rest}
         self.structure.forget()
         kept = self.state.pop(p, None)
+        bits = lay.compensation.key if lay.compensation else None
+        if kept and bits in kept:
+            self.state[p] = {bits: kept[bits]}  # of the weight, whatever its moments are kept in
         self.lay_out_again()
         try:
             self.init_state()
-        except ValueError:  # sharding splits its blocks: undo
-            group["overrides"], self.state[p] = before or {}, kept or {}
+        except BaseException:  # such as where sharding splits its blocks: undo
+            group["overrides"] = before
+            if before is None:
+                del group["overrides"]
+            self.state.pop(p, None)
+            if kept is not None:
+                self.state[p] = kept
             self.structure.forget()
             self.lay_out_again()
             raise

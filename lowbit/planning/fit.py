@@ -158,6 +158,14 @@ def fit(
     def state(options: tuple[tuple[str, Any], ...]) -> tuple[str, int, int]:
         return ours(dict(options))
 
+    @functools.cache
+    def possible(options: tuple[tuple[str, Any], ...]) -> bool:
+        try:
+            state(options)
+        except (TypeError, ValueError):  # the optimizer does not take them, such as AdamW8bit's
+            return False
+        return True
+
     def plan(options: Mapping[str, Any], how: Setting) -> Plan:
         title, card, host = state(tuple(options.items()))
         run = passes(how.micro_batch, how.checkpointing, how.loss_chunk)
@@ -180,7 +188,7 @@ def fit(
                 "checkpointing": getattr(model, "supports_gradient_checkpointing", False),
             }
             fixed = [name for name, possible in can.items() if not possible]
-        found = _what_helps(plan, setting, usable(device_memory), fixed)
+        found = _what_helps(plan, possible, setting, usable(device_memory), fixed)
     return Fit(setting, device_memory, now.largest_gradient, plans, found)
 
 
@@ -200,6 +208,7 @@ def usable(device_memory: int) -> int:
 
 def _what_helps(
     plan: Callable[[Mapping[str, Any], Setting], Plan],
+    possible: Callable[[tuple[tuple[str, Any], ...]], bool],
     setting: Setting,
     limit: int,
     fixed: Sequence[str],
@@ -212,7 +221,8 @@ def _what_helps(
     for chosen in _subsets(known):
         changes = dict(chosen)
         how = replace(setting, **{k: v for k, v in changes.items() if k in own})
-        if plan({k: v for k, v in changes.items() if k not in own}, how).peak <= limit:
+        options = {k: v for k, v in changes.items() if k not in own}
+        if possible(tuple(options.items())) and plan(options, how).peak <= limit:
             return changes
     return None
 

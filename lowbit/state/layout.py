@@ -364,8 +364,8 @@ def check_columns(slot: Slot, p: Tensor, part: sharding.Part, what: str, name: s
 def check_stream(
     stream: int, name: str, p: Any, known: dict[int, tuple[str, Any]], warned: set[str]
 ) -> None:
-    """Raises ValueError if a parameter of another name has this stream of random bits, and warns if
-    one of the same name has it.
+    """Raises ValueError if a parameter of another name has this stream of random bits, or a
+    parameter has two names, and warns if another one of the same name has it.
 
     Args:
         known: stream -> a parameter that has it, and its name; updated.
@@ -373,6 +373,11 @@ def check_stream(
     """
     other, owner = known.setdefault(stream, (name, p))
     if other != name:
+        if owner is p:
+            raise ValueError(
+                f"the parameter {other!r} is tied to {name!r} and listed twice: leave one of the "
+                "two names out, as model.named_parameters() does"
+            )
         if clean_name(other) == clean_name(name):
             raise ValueError(
                 f"parameters {other!r} and {name!r} have one name without the prefixes of wrappers "

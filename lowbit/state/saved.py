@@ -200,8 +200,8 @@ def find_saved(
     """The local parts of `entries` if the saved state has them in this very format, else None.
 
     Args:
-        cast: the key of a full-precision moment, which is converted if it has another float dtype;
-            "" for none.
+        cast: the key of a full-precision moment or mean, which may have another float dtype, since
+            a copy casts it; "" for none.
 
     Raises:
         ValueError: a saved tensor has another dtype, or a shape that does not fit.
@@ -213,7 +213,8 @@ def find_saved(
         what, value = f"state[{key!r}][{entry.key!r}]", saved[entry.key]
         if value.dtype != entry.dtype:
             if entry.key == cast and value.is_floating_point():
-                return None
+                out.append(_saved_tensor(value, p, entry, what))
+                continue
             if any(mark in saved for mark in PEERS):
                 raise unknown(saved, key, f"{entry.key} is {value.dtype}, not {entry.dtype}")
             raise ValueError(

@@ -112,6 +112,14 @@ class StatefulOptimizer(Optimizer):
     # State
 
     def __getstate__(self) -> dict[str, Any]:
+        if self.flat_shards:
+            name = next(iter(self.flat_shards.values()))[0].name
+            raise TypeError(
+                f"an optimizer that is bound to flat slices, such as that of {name!r}, cannot be "
+                "copied or pickled, since they belong to these vectors: bind another optimizer "
+                "with lowbit.flat.bind, lowbit.fsdp1.bind or lowbit.integrations.deepspeed.bind, "
+                "and load this one's state dict into it"
+            )
         made = {**super().__getstate__(), "param_groups": self.named_groups()}
         return {**made, "state_memory": self.state_memory}
 

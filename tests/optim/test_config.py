@@ -277,3 +277,41 @@ def test_override_quantize_enable(monkeypatch):
     fresh.override_quantize_enable(net["body"][1], "weight", False)  # without names
     assert "exp_avg" in fresh.state[net["body"][1].weight]
     assert "exp_avg_dynamic8" in fresh.state[net["head"].weight]
+
+
+def test_override_quantize_enable_keeps_the_bits_of_the_weight(monkeypatch):
+    net = nn.Linear(96, 64, bias=False)
+    wide = {"weight": net.weight.detach().clone()}
+    opt = lowbit.AdamW(net.bfloat16().named_parameters(), param_format="bfloat16_split16")
+    lowbit.set_fp32_model_state_dict(net, opt, wide)
+    kept = lowbit.get_fp32_model_state_dict(net, opt)["weight"]
+    assert not torch.equal(kept, net.weight.float())
+    opt.override_quantize_enable(net, "weight", False)
+    assert "exp_avg" in opt.state[net.weight]
+    assert torch.equal(lowbit.get_fp32_model_state_dict(net, opt)["weight"], kept)
+    before = dict(opt.state[net.weight])
+
+    def fails(*_):
+        raise RuntimeError("out of memory")
+
+    with monkeypatch.context() as patched, pytest.raises(RuntimeError, match="out of memory"):
+        patched.setattr(opt, "fresh_state", fails)
+        opt.override_quantize_enable(net, "weight", True)
+    after = opt.state[net.weight]
+    assert after.keys() == before.keys() and all(after[key] is before[key] for key in before)
+    assert "exp_avg" in opt.state_dict()["state"][0]
+
+
+def test_override_quantize_enable_leaves_nothing_behind_where_it_fails(monkeypatch):
+    with torch.device("meta"):
+        net = nn.Linear(96, 64, bias=False)
+    opt = lowbit.AdamW(net.named_parameters())
+
+    def refused(*_):
+        raise ValueError("refused")
+
+    with monkeypatch.context() as patched, pytest.raises(ValueError, match="refused"):
+        patched.setattr(opt, "layout_of", refused)
+        patched.setattr(opt, "layouts", {})
+        opt.override_quantize_enable(net, "weight", False)
+    assert "overrides" not in opt.param_groups[0] and net.weight not in opt.state

@@ -239,3 +239,19 @@ def test_8_bit_state_follows_float32_and_resumes(name):
     for t in range(20, 24):
         advance([(narrow, again)], (b, c), t)
     assert torch.equal(narrow, again)
+
+
+@pytest.mark.parametrize("shape", [(64, 128), (128,)], ids=str)
+def test_adafactor_state_of_bfloat16_weights_is_loaded(shape):
+    """torch's means have the dtype of the weight there, and float32 here."""
+    p, q = (nn.Parameter(torch.ones(shape, dtype=torch.bfloat16)) for _ in range(2))
+    theirs, ours = torch.optim.Adafactor([p]), lowbit.Adafactor([q])
+    p.grad = torch.randn(shape, generator=torch.Generator().manual_seed(0)).bfloat16()
+    theirs.step()
+    ours.load_state_dict(copy.deepcopy(theirs.state_dict()))
+    there, here = theirs.state[p], ours.state[q]
+    for name, key in (("row_var", "variance_row"), ("col_var", "variance_col"), ("variance",) * 2):
+        if name in there:
+            assert there[name].dtype == torch.bfloat16 and here[key].dtype == torch.float32
+            assert torch.equal(here[key].flatten(), there[name].float().flatten())
+    assert here["step"] == 1

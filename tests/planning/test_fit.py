@@ -321,3 +321,17 @@ def test_a_pass_that_has_no_loss_is_refused():
 
     with pytest.raises(ValueError, match=r"cannot be traced without values \(AttributeError"):
         lowbit.estimate(nn.Linear(64, 64), loss=loss)
+
+
+@pytest.mark.parametrize("fixed", ["block_size", "callable"])
+def test_changes_that_the_optimizer_does_not_take_are_left_out(fixed):
+    model, wanted = llama(), {"context": CONTEXT, "micro_batch": BATCH}
+    if fixed == "callable":
+        wanted["optimizer"] = lambda params: lowbit.AdamW(params)
+    else:
+        wanted |= {"optimizer": "AdamW8bit", "block_size": 128}
+    taken = int(lowbit.estimate(model, **wanted).fit.plans["lowbit"].peak / 0.95)
+    for memory in (planning.CONTEXT + taken - 2**20, planning.CONTEXT + 100_000):
+        found = lowbit.estimate(model, device_memory=memory, **wanted).fit.changes
+        assert "state_format" not in (found or {})
+    assert found is None

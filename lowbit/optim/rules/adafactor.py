@@ -148,6 +148,10 @@ class Adafactor(LowRankOptimizer):
     decides = ("beta1", "factored")
     _seeds: tuple[int, dict[int, int]] | None = None  # of so many parameters, by their numbers
 
+    def lay_out_again(self) -> None:
+        super().lay_out_again()
+        self._seeds = None
+
     def rule(self, group: Mapping[str, Any], shape: Sequence[int]) -> str:
         kind = "adafactor" if group["factored"] and len(shape) > 1 else "adafactor_full"
         return kind + ("" if group["beta1"] is None else "_momentum")

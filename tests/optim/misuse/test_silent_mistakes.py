@@ -475,3 +475,13 @@ def test_formats_of_weights_that_are_meant(wrong, said):
 def test_fully_shard_after_the_optimizer_is_said(pool):
     for messages, changed in pool.run(2, late_worker.steps_of_what_was_sharded_later):
         assert not changed and len(messages) == 1 and "fully_shard" in messages[0]
+
+
+def test_a_tied_parameter_under_two_names_is_said():
+    model = net()
+    model.append(model[1])
+    with (
+        pytest.warns(UserWarning, match="duplicate parameters"),
+        pytest.raises(ValueError, match=r"1.weight' is tied to '2.weight' and listed twice"),
+    ):
+        lowbit.AdamW(model.named_parameters(remove_duplicate=False))

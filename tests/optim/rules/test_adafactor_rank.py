@@ -244,3 +244,16 @@ def test_a_gpu_is_refused_at_construction(monkeypatch):
         ValueError, match="runs on the CPU only, but a parameter is on cuda:1; take APOLLO"
     ):
         opt.work_on(torch.device("cuda", 1))
+
+
+def test_a_group_takes_the_place_of_another():
+    first, second, third = (
+        [nn.Parameter(torch.zeros(*s)) for s in shapes]
+        for shapes in ([(20, 20)], [(20,), (30, 20)], [(20, 30)])
+    )
+    options = {"rank": 4, "projection": "torch"}
+    opt = lowbit.Adafactor([{"params": first}, {"params": second}], **options)
+    opt.param_groups.pop(0)
+    del opt.state[first[0]]
+    opt.add_param_group({"params": third})
+    assert [opt.layouts[p].number_of for p in (second[1], third[0])] == [0, 1]

@@ -230,6 +230,30 @@ def float32_view() -> list[str]:
     return wrong + unequal(again, alone("8bit")[3])
 
 
+def float32_view_without_a_moment() -> str:
+    """What rank 1 alone lacks."""
+
+    def made():
+        begin, n = ranges_of("each", "square")[dist.get_rank()]
+        vector = torch.nn.Parameter(drawn("square", -1).reshape(-1)[begin : begin + n].clone())
+        opt = lowbit.AdamW([("square", vector)], **OPTIONS)
+        held = FlatSlice(vector, "square", SHAPES["square"], begin, n)
+        flat.bind(opt, [held], export="fp32")
+        return opt, vector
+
+    opt, vector = made()
+    vector.grad = torch.ones_like(vector)
+    opt.step()
+    saved = opt.state_dict()
+    if dist.get_rank() == 1:
+        del saved["state"][0]["exp_avg_sq"]
+    try:
+        made()[0].load_state_dict(saved)
+    except ValueError as error:
+        return str(error)
+    return "nothing was refused"
+
+
 def float32_view_beside_ordinary() -> bool:
     """A parameter that no vector holds, as FSDP1 leaves those of modules that it does not wrap."""
 

@@ -39,6 +39,11 @@ def test_the_float32_view_beside_a_parameter_that_is_not_flat(pool):
     assert pool.run(2, flat_slices_worker.float32_view_beside_ordinary) == [True] * 2
 
 
+def test_a_moment_that_a_rank_lacks_is_said_on_every_rank(pool):
+    for said in pool.run(2, flat_slices_worker.float32_view_without_a_moment):
+        assert "'square' has no 'exp_avg_sq' on this or another rank" in said
+
+
 def test_clipping_takes_the_norm_of_all_ranks(pool):
     for found, want in pool.run(2, flat_slices_worker.clipped):
         assert found == want

@@ -1,6 +1,7 @@
 """bind(export="fp32"): a save and a load give back the very values of the formats named."""
 
 import copy
+import pickle
 
 import pytest
 import torch
@@ -42,3 +43,10 @@ def test_values_come_back(format):
     assert loaded.keys() == saved["state"][0].keys() == {"step", "exp_avg", "exp_avg_sq"}
     for key, value in saved["state"][0].items():
         assert torch.equal(loaded[key], value), key
+
+
+@pytest.mark.parametrize("again", [copy.deepcopy, pickle.dumps])
+def test_a_bound_optimizer_is_not_copied(again):
+    opt = bound(torch.nn.Parameter(torch.zeros(SHAPE).flatten()), "8bit")
+    with pytest.raises(TypeError, match="flat slices, such as that of 'a', cannot be copied"):
+        again(opt)
