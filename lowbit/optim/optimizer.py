@@ -138,7 +138,7 @@ class LowbitOptimizer(SteppingOptimizer):
         key = str(index) if known is None else glob.escape(overrides.clean_name(known))
         rest = {k: v for k, v in (before or {}).items() if k != key}
         group["overrides"] = {key: options, **rest}
-        self.structure.forget()
+        self.structure.forget(group)
         kept = self.state.pop(p, None)
         bits = lay.compensation.key if lay.compensation else None
         if kept and bits in kept:
@@ -153,7 +153,7 @@ class LowbitOptimizer(SteppingOptimizer):
             self.state.pop(p, None)
             if kept is not None:
                 self.state[p] = kept
-            self.structure.forget()
+            self.structure.forget(group)
             self.lay_out_again()
             raise
 

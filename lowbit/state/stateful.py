@@ -252,10 +252,9 @@ class StatefulOptimizer(Optimizer):
         what = found.number if found.name is None else repr(found.name)
         raise ValueError(
             f"parameter {what} was stepped with {other[0]!r} and would go on with {other[1]!r}: "
-            "its name or number, by which options choose its format, was another one. Remove "
-            "parameters with the last numbers only or build the optimizer from "
-            "model.named_parameters(); or build another optimizer and load this one's state dict "
-            "into that"
+            "its name or number, by which options choose the format, has changed. Build the "
+            "optimizer from model.named_parameters(), whose names stay where others are removed, "
+            "and load a state dict from before the change"
         )
 
     def _lay_out_trained(self) -> None:

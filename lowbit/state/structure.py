@@ -47,6 +47,6 @@ class Structure:
             live = {p for group in groups for p in group["params"]}
             self.removed = {p for p in self.removed if p in state and p not in live}
 
-    def forget(self) -> None:
-        """Forgets all options, so that others may be laid out."""
-        self._known.clear()
+    def forget(self, group: dict[str, Any]) -> None:
+        """Forgets a group's options, so that others may be laid out."""
+        self._known.pop(id(group), None)
