@@ -150,12 +150,11 @@ class Accumulator:
         """Discards what was added since the last step, so that the step can be run again.
         Call it on every rank.
 
-        It also restores the counts that random bits depend on, and each `p.grad` as the step's
-        first `micro` found it. `micro` calls it if an exception leaves it.
+        It also restores the counts that random bits depend on. `micro` calls it if an exception
+        leaves it. A `p.grad` that a last micro-batch has already set stays: clear it with
+        `zero_grad()`. One that the step's first `micro` found is discarded too: it was added, and a
+        copy of it would take the memory of all gradients again.
         """
-        if self._begun:
-            for p, held in self._params.items():
-                p.grad = held.before
         self._begun = False
         for held in self._params.values():
             held.clear()
@@ -176,9 +175,8 @@ class Accumulator:
         for p, held in self._params.items():
             if p.grad is None or held.buffer is not None:
                 continue
-            held.before = p.grad.clone() if self._in_buckets else p.grad
             grad = sharding.dense_gradient(p).detach().contiguous()
-            held.buffer = grad.to(self.dtype, copy=True)
+            held.buffer = grad.to(self.dtype, copy=self._in_buckets)
             if ops.param_format(self.format)["compensation"]:
                 held.compensation = [torch.zeros_like(held.buffer)]
             p.grad = None

@@ -23,7 +23,6 @@ class HeldGradient:
         self.finished = 0  # how many of `added` belong to finished steps
         self.buffer: Tensor | None = None
         self.compensation: list[Tensor] = []
-        self.before: Tensor | None = None  # p.grad from before the running step
         self.handed = False  # whether the running micro-batch, the last, has handed over an average
         self.scaled: tuple[Any, Any] | None = None  # what divides gradients that come after that
         self.place = _place(p, name)
@@ -33,7 +32,7 @@ class HeldGradient:
 
     def end(self) -> None:
         """After the last micro-batch, or one that raised."""
-        self.handed, self.before = False, None
+        self.handed = False
         if self.scaled is not None:
             self.scaled[1].remove()
             self.scaled = None
