@@ -280,6 +280,37 @@ def test_zero_gradients_stay_finite(state_format):
     assert torch.isfinite(p).all()
 
 
+RULES = [
+    cls
+    for cls in map(lowbit.__dict__.get, lowbit.__all__)
+    if isinstance(cls, type)
+    and issubclass(cls, torch.optim.Optimizer)
+    and not issubclass(cls, lowbit.MuonWithAdamW)
+    and cls is not lowbit.LowbitOptimizer
+]
+
+
+@pytest.mark.parametrize("cls", RULES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize("shape", [(64, 128), (8, 4, 3, 3), (40, 1, 4)], ids=str)
+def test_a_row_and_a_column_without_gradients_stay_finite(cls, shape):
+    """A dead unit and blank pixels: means of both are tiny, and their product underflows."""
+    torch.manual_seed(0)
+    for scale in (1.0, 1e-6):
+        p = nn.Parameter(torch.randn(shape))
+        try:
+            opt = cls([p], lr=1e-2, min_numel=0)
+        except ValueError:
+            pytest.skip("matrices only")
+        if cls is lowbit.ScheduleFreeAdamW:
+            opt.train()
+        for _ in range(3):
+            p.grad = scale * torch.randn(shape)
+            p.grad[3] = 0
+            p.grad[..., 1] = 0
+            opt.step()
+        assert torch.isfinite(p).all()
+
+
 @pytest.mark.parametrize("scale", [1e-16, 1e-10, 1e15, 3e18])
 @pytest.mark.parametrize("state_format", FORMATS)
 def test_gradients_of_any_size(scale, state_format):

@@ -60,11 +60,18 @@ struct CameRule {
   }
   LB_HD static float min_mean(int, const Coef&) { return 0.0f; }
 
+  /// The product of a row's factor and a column's. Both are tiny where a gradient has a row and a
+  /// column of zeros, and so is their root's; a product of 0 would divide 0 by 0.
+  LB_HD static float product(float row, float col) {
+    const float v = row * col;
+    return v < 0x1p-126f ? 0x1p-126f : v;  // NaN stays
+  }
+
   /// u before clipping. Clipping multiplies it by the factor that round kClip computes.
   LB_HD static float direction(float g, float* s, const float* f, const Coef& c) {
     float v;
     if constexpr (kFactored) {
-      v = f[0] * f[1];
+      v = product(f[0], f[1]);
     } else {
       s[1] = s[1] + ((g * g + c.eps1) - s[1]) * c.one_minus_beta2;
       v = s[1];
@@ -100,7 +107,7 @@ struct CameRule {
   LB_HD static void update(float g, float& p, float* s, const float* f, const Coef& c) {
     move(direction(g * c.g_scale, s, f, c), s[0], c);
     float step = s[0];
-    if constexpr (kFactored) step = step / __builtin_sqrtf(f[2] * f[3]);
+    if constexpr (kFactored) step = step / __builtin_sqrtf(product(f[2], f[3]));
     p = p * c.decay;
     p = p - c.lr * step;
   }

@@ -208,18 +208,18 @@ struct FastStep<Came> : AdamStep<AdamW> {
                                          const Random8& random, Pack8<typename P::Storage>& param,
                                          CompensationPack<P>& compensation) const {
     float scaled[kEach], v[kEach], u[kEach];
-    for (int e = 0; e < kEach; ++e) scaled[e] = g[e] * own.g_scale, v[e] = factors[0].at(e);
+    const auto second_moment = [&](int k, int e) {
+      return U::product(factors[k].row, factors[k].col[e]);
+    };
+    for (int e = 0; e < kEach; ++e) scaled[e] = g[e] * own.g_scale, v[e] = second_moment(0, e);
     over_roots(scaled, v, u);
     for (int e = 0; e < kEach; ++e) {
       U::move(u[e] * own.clip, s[0][e], own);
-      v[e] = factors[1].at(e);
+      v[e] = second_moment(1, e);  // at least 2^-126, in the bracket's range
       p[e] *= own.decay;
     }
-    Largest largest = largest_of(s[0], v);
+    const Largest largest = largest_of(s[0], v);
     most[0] = float_bits(largest.m);
-    float least = v[0];
-    for (int e = 1; e < kEach; ++e) least = fminf(least, v[e]);
-    if (least < 0x1p-126f) largest.v = ~0u;  // out of the bracket's range, as huge ones are
     store_adam<AdamW, P>(*this, p, s[0], v, largest, random, param, compensation);
   }
 };

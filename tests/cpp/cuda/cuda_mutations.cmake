@@ -130,7 +130,7 @@ mutate(step.cuh "zeros count as the smallest magnitude" [=[magnitude == 0 ? 0 : 
 mutate(step.cuh "the second number of a scale is that of a neighbour" [=[block % kLanes * F::Scale::kStored]=] [=[block % kLanes]=])
 mutate(fixed.cuh "codes by a scale that is rounded" [=[half == scale ? a : scale]=] [=[scale]=])
 mutate(step.cuh "half a scale" [=[half_nearest(held[i])]=] [=[half_nearest(0.5f * held[i])]=])
-mutate(rules.cuh "a second factor that is the first" [=[factors[1].at(e)]=] [=[factors[0].at(e)]=])
+mutate(rules.cuh "a second factor that is the first" [=[second_moment(1, e)]=] [=[second_moment(0, e)]=])
 mutate(rules.cuh "weights do not decay beside LAMB" [=[coef.weight_decay * p[e]]=] [=[coef.weight_decay]=])
 mutate(measure_fast.cuh "the norm of the step is that of the weights" [=[totals[k][e] = found[k]]=] [=[totals[k][e] = found[0]]=])
 mutate(rules.cuh "a numerator of the second mean alone" [=[U::numerator(all, own)]=] [=[all[1] * own.alpha]=])
