@@ -270,6 +270,7 @@ def _state_of(checkpoint: Checkpoint, param: Param) -> dict[str, Any]:
         if isinstance(value, float) and name != "step"
         else value
         for name, value in param.numbers.items()
+        if name != "apollo_rank"  # says to the reader that the state is of a subspace
     }
     for state in param.states:
         for own in state.own:

@@ -87,3 +87,22 @@ def test_a_file_needs_no_such_line(trained, tmp_path):
     _, _, path = trained
     assert "dcp.load" not in run("convert", path, tmp_path / "e.pt", "--to", "lowbit").stdout
     assert "dcp.load" not in run("convert", path, tmp_path / "f").stdout
+
+
+@pytest.mark.parametrize("name", ["APOLLO", "Fira", "Adafactor"])
+def test_state_of_a_subspace_is_that_of_the_file(tmp_path, name):
+    """A key more would be missing in a checkpoint that torch's DCP loads later."""
+
+    def make():
+        p = torch.nn.Parameter(torch.ones(64, 128))
+        return p, getattr(lowbit, name)([("w", p)], rank=4, state_format="8bit")
+
+    p, opt = make()
+    p.grad = torch.randn(64, 128)
+    opt.step()
+    torch.save({"optim": opt.state_dict(), "model": {"w": p.detach()}}, tmp_path / "a.pt")
+    other, loaded = make()
+    lowbit.load_optimizer(loaded, tmp_path / "a.pt")
+    assert list(loaded.state[other]) == list(opt.state[p])
+    for key, value in opt.state[p].items():
+        assert torch.equal(loaded.state[other][key], value), key
