@@ -327,3 +327,25 @@ def test_warnings(tmp_path):
     torch.save(one_rank, tmp_path / "rank.pt")
     done = run("convert", tmp_path / "rank.pt", tmp_path / "out2.pt", "--to", "lowbit")
     assert "1 of 3 matrices have no momentum" in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "of_muon, key, value",
+    [(True, "momentum", 0.5), (True, "nesterov", False), (True, "ns_steps", 3)]
+    + [(False, "betas", (0.5, 0.9)), (False, "eps", 1e-3)],
+)
+def test_groups_of_other_settings_are_not_one(tmp_path, of_muon, key, value):
+    """Moonlight's Muon has one group: settings that differ would become those of the first."""
+    named = dict(Model().named_parameters())
+    groups = []
+    for names, use in ((SHAPES, True), (OTHERS, False)):
+        for n in names:
+            groups.append({"params": [(n, named[n])], "use_muon": use, "weight_decay": 0.1})
+    opt = lowbit.MuonWithAdamW(groups, lr=1e-3, state_format="float32")
+    content = stepped(opt, 0, 2).state_dict()
+    for group in content["param_groups"]:
+        group["lr"] = 1e-3
+    assert len(convert(tmp_path, content, "moonlight")["param_groups"]) == 1
+    last = [g for g in content["param_groups"] if g["use_muon"] is of_muon][-1]
+    last[key] = value
+    assert f"those here differ in {key}" in convert(tmp_path, content, "moonlight", code=3)

@@ -161,19 +161,32 @@ class Writer {
   }
 
   /// Moonlight's Muon has one group: matrices first, then what AdamW steps.
-  Status join(Model& model) const {
+  Status join(Model& model) {
     Group all;
+    const Group* first[] = {nullptr, nullptr};  // of those that AdamW steps, that Muon steps
     Value names = Value::list({});
     const Value *betas = nullptr, *eps = nullptr;
+    const std::vector<const char*> kinds[] = {{"betas", "eps", "adamw_eps"},
+                                              {"momentum", "nesterov", "ns_steps"}};
+    const auto differ = [&](const char* name) {
+      return bad(std::string(names_.whose) + " has one group, and those here differ in " + name +
+                 "; --to muon keeps them apart");
+    };
     for (const bool muon : {true, false}) {
       for (const Group& group : model_.groups) {
         if (is_muon(group) != muon) continue;
         for (const char* name : {"lr", "weight_decay"}) {
-          const Value *own = setting(group, name), *first = setting(all, name);
-          if (!all.params.empty() && own != nullptr && first != nullptr && *own != *first)
-            return bad(std::string(names_.whose) + " has one group, and those here differ in " +
-                       name + "; --to muon keeps them apart");
+          const Value *own = setting(group, name), *of_all = setting(all, name);
+          if (!all.params.empty() && own != nullptr && of_all != nullptr && *own != *of_all)
+            return differ(name);
         }
+        const Group& of_kind = *(first[muon] = first[muon] == nullptr ? &group : first[muon]);
+        for (const char* name : kinds[muon]) {
+          const Value *own = setting(group, name), *other = setting(of_kind, name);
+          if ((own == nullptr) != (other == nullptr) || (own != nullptr && *own != *other))
+            return differ(name);
+        }
+        if (muon && rms(group) != rms(of_kind)) return differ("adjust_lr_fn");
         if (all.params.empty()) all.settings = group.settings;
         if (!muon && betas == nullptr) betas = setting(group, "betas"), eps = setting(group, "eps");
         all.params.insert(all.params.end(), group.params.begin(), group.params.end());
