@@ -295,3 +295,39 @@ def test_nothing_is_called(tmp_path):
     error = convert(tmp_path, lpmm_file([golden_entry("AdamW_group4")], config), "torch", code=3)
     assert "print" in error and "nothing was executed" in error
     assert content_of(lpmm_config()) == content_of(lpmm_config())
+
+
+def fused(values):
+    """A file of its fused step: two codes a byte, scales in a row."""
+    entry = {"step": torch.tensor(3.0), **packed(values)}
+    for name, _, x in values:
+        entry[name] = entry[name][: x.numel() // 2].clone()
+        scales = entry[f"{name}_qstate"]["overhead"]["max1"].reshape(-1)
+        entry[f"{name}_qstate"]["overhead"] = {"max1": scales}
+    file = lpmm_file([entry])
+    file["param_groups"][0] |= {"fused": True, "param_names": ["w"]}
+    return file | {"model": {"w": torch.zeros(values[0][2].shape)}}
+
+
+def test_what_is_written_anew_is_not_fused(tmp_path):
+    file = fused(moments((40, 256)))
+    torch.save({"w": torch.zeros(40, 256)}, tmp_path / "model.pt")
+    same(convert(tmp_path, {"optim": file}, "lpmm")["optim"]["state"], file["state"])
+    made = convert(
+        *(tmp_path, file, "lpmm", "--state-format", "4bit", "--model", tmp_path / "model.pt")
+    )
+    assert "scaled_shape" in made["state"][0]["exp_avg_qstate"]["overhead"]
+    assert made["param_groups"][0]["fused"] is False
+
+
+def test_full_precision_of_its_own_file(tmp_path):
+    values = moments((40, 256))
+    entry = {"step": torch.tensor(3.0), **packed(values)}
+    file = lpmm_file([entry, entry])
+    file["param_groups"][0]["param_names"] = ["w", "v"]
+    torch.save({"w": torch.zeros(40, 256), "v": torch.zeros(40, 256)}, tmp_path / "model.pt")
+    model = ("--model", tmp_path / "model.pt")
+    made = convert(tmp_path, file, "lpmm", "--full-precision", "w", *model)["state"]
+    assert made[0]["exp_avg"].dtype == torch.float32 and made[0]["exp_avg"].shape == (40, 256)
+    assert made[0]["exp_avg_qstate"]["enable"] is False
+    same(made[1], entry)

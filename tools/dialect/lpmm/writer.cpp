@@ -143,8 +143,13 @@ struct LpmmWriter {
   }
 };
 
-Settings settings_for(const Model& model, const Group& group) {
-  if (model.dialect == "lpmm") return group.settings;
+/// `unfused`: none of its states is copied, so that none has the form of lpmm's fused step.
+Settings settings_for(const Model& model, const Group& group, bool unfused) {
+  if (model.dialect == "lpmm") {
+    Settings own = group.settings;
+    if (unfused && is_on(group, "fused")) set_in(own, "fused", Value::boolean(false));
+    return own;
+  }
   Settings s = settings_elsewhere(group);
   if (model.algorithm != "adam") return s;
   set_in(s, "fused", Value::boolean(false));
@@ -161,11 +166,12 @@ Settings settings_for(const Model& model, const Group& group) {
 
 Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectReport& report) {
   if (model.flattened) return bad("lpmm's states cannot be flattened");
-  const bool copied = model.dialect == "lpmm" && wanted.state_format.empty();
+  const bool own = model.dialect == "lpmm" && wanted.state_format.empty();
   ASSIGN_OR_RETURN(config, LpmmConfig::of(wanted));
   RETURN_IF_ERROR(check_algorithm(model, "lpmm"));
   Document out = begun(model);
   for (const Param& param : model.params) {
+    const bool copied = own && !stays_full_precision(param, wanted);
     LpmmWriter writer{model, param, config, wanted, report, out.leaves};
     if (const Value* said = number_in(param, "step")) {
       ASSIGN_OR_RETURN(step, real_of(*said, shown(param) + ", step"));
@@ -182,8 +188,8 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
     }
   }
   RETURN_IF_ERROR(add_groups(
-      model, [&](const Group& group) { return settings_for(model, group); }, out.leaves));
-  if (copied) {
+      model, [&](const Group& group) { return settings_for(model, group, !own); }, out.leaves));
+  if (own) {
     for (const Leaf& leaf : model.document->leaves) {
       if (is_lpmm_config(model, leaf)) out.leaves.push_back(leaf);
     }
