@@ -169,3 +169,15 @@ def test_adafactor_has_its_options_under_the_names_of_adafactor_8bit(tmp_path):
     content = stepped(lambda ps: lowbit.Adafactor(ps, decay_by="rho", add_eps=True))
     assert "add_eps=True" in warnings_of(tmp_path, content, "adafactor8bit")
     assert group_of(tmp_path)["scale_weight_decay"] is False
+
+
+def test_a_limiter_of_adafactor_keeps_its_norm(tmp_path):
+    content = stepped(lambda ps: lowbit.Adafactor(ps, fira_margin=0.1))
+    norm = content["optim"]["state"][0]["update_norm"]
+    assert float(norm) > 0
+    there = convert(tmp_path, content, "adafactor8bit")["optim"]
+    assert there["param_groups"][0]["enable_fira_for_adafactor"] is True
+    assert torch.equal(there["state"][0]["fira_prev_norm"], norm)
+    content = stepped(lowbit.Adafactor)
+    there = convert(tmp_path, content, "adafactor8bit")["optim"]
+    assert "fira_prev_norm" not in there["state"][0]

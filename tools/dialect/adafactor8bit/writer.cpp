@@ -118,6 +118,10 @@ struct Adafactor8bitWriter {
     leaves.push_back(value_leaf(at("step"), Value::number(step)));
     leaves.push_back(value_leaf(at("is_quantized"), Value::boolean(quantized)));
     leaves.push_back(value_leaf(at("block_size"), Value::number(kBlock)));
+    if (const Value* said = number_in(param, "update_norm"); said != nullptr) {
+      ASSIGN_OR_RETURN(norm, real_of(*said, shown(param) + ", update_norm"));
+      if (norm != 0) leaves.push_back(scalar_leaf(at("fira_prev_norm"), static_cast<float>(norm)));
+    }
     for (const State& s : param.states) RETURN_IF_ERROR(state(s));
     if (quantized) leaves.push_back(value_leaf(at("v_quant_type"), Value::words("al8")));
     return fine();
