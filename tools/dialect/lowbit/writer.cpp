@@ -4,6 +4,7 @@
 #include <map>
 #include <optional>
 
+#include "catalog/catalog.h"
 #include "core/layout.h"
 #include "dialect/common/other_libraries.h"
 #include "dialect/lowbit/lowbit.h"
@@ -160,6 +161,25 @@ class LowbitWriter {
     return spec;
   }
 
+  /// Whether lowbit has the group's rule with that moment as means of rows and columns.
+  bool can_factor(const Param& p, const State& s, const Group* group) const {
+    const bool other_rule = group != nullptr && (is_on(*group, "cautious") ||
+                                                 is_on(*group, "amsgrad") || is_on(*group, "rank"));
+    const std::string own = model_.algorithm == "muon" ? "adam" : model_.algorithm;
+    const int known = find_rule(own + "_factored");
+    if (other_rule || known < 0) return false;
+    const RuleInfo rule = rule_info(known);
+    const auto is_factor = [&](const State& state) {
+      return std::find(rule.factor, rule.factor + rule.factors, state.name) !=
+             rule.factor + rule.factors;
+    };
+    return is_factor(s) && std::all_of(p.states.begin(), p.states.end(), [&](const State& state) {
+             return !is_moment(state.name) || is_factor(state) ||
+                    std::any_of(rule.slot, rule.slot + rule.slots,
+                                [&](const Slot& slot) { return state.name == slot.name; });
+           });
+  }
+
   StateReport& note(const Param& p, const State& s, const std::string& to) {
     report_.states.push_back({shown(p), s.name, s.stored_as, to});
     return report_.states.back();
@@ -197,6 +217,9 @@ class LowbitWriter {
                  "--model PATH");
     ASSIGN_OR_RETURN(spec, spec_for(p, s, group));
     if (spec.factored()) {
+      if (!can_factor(p, s, group))
+        return usage(shown(p) + ": lowbit's optimizer of these states cannot keep " + s.name +
+                     " as means of rows and columns; take another --state-format");
       put_means(p, s);
       return fine();
     }

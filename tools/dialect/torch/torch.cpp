@@ -176,7 +176,8 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
       if (!p.known_shape && s.codes)
         return bad(shown(p) + ": the checkpoint does not tell its shape; give the one with its " +
                    "weights as --model PATH");
-      if (model.algorithm == "adam" && (s.name.ends_with("_row") || s.name.ends_with("_col")))
+      if (!table.empty() && model.algorithm != "adafactor" &&
+          (s.name.ends_with("_row") || s.name.ends_with("_col")))
         return bad(shown(p) + ": " + s.name + " is a mean of rows or columns, from which torch's " +
                    s.name.substr(0, s.name.size() - 4) + " cannot be made");
       out.leaves.push_back(state_leaf(model, p, s));
