@@ -331,8 +331,13 @@ def test_warnings(tmp_path):
 
 @pytest.mark.parametrize(
     "of_muon, key, value",
-    [(True, "momentum", 0.5), (True, "nesterov", False), (True, "ns_steps", 3)]
-    + [(False, "betas", (0.5, 0.9)), (False, "eps", 1e-3)],
+    [
+        (True, "momentum", 0.5),
+        (True, "nesterov", False),
+        (True, "ns_steps", 3),
+        (False, "betas", (0.5, 0.9)),
+        (False, "eps", 1e-3),
+    ],
 )
 def test_groups_of_other_settings_are_not_one(tmp_path, of_muon, key, value):
     """Moonlight's Muon has one group: settings that differ would become those of the first."""

@@ -156,3 +156,86 @@ def test_lars_of_timm_goes_on_in_lowbit(tmp_path):
     assert "LARS of timm" in convert(tmp_path, content, "lowbit", code=3)
     content["param_groups"][0]["always_adapt"] = True
     convert(tmp_path, content, "lowbit")
+
+
+def test_lars_is_no_sgd(tmp_path):
+    """Its states have the names of SGD's, and its step a length of its own."""
+    content = saved(("momentum_buffer",), {**LARS, "always_adapt": True})
+    for to in ("bitsandbytes", "flashoptim", "lpmm", "adafactor8bit", "fusedadam"):
+        assert "the step of LARS" in convert(tmp_path, content, to, code=3)
+
+
+@pytest.mark.parametrize("to", ["lpmm", "adafactor8bit", "fusedadam"])
+def test_lion_goes_where_there_is_one(tmp_path, to):
+    p = torch.nn.Parameter(torch.ones(SHAPE))
+    opt = lowbit.Lion([("w", p)], state_format="float32")
+    p.grad = torch.ones(SHAPE)
+    opt.step()
+    assert "no optimizer that keeps these states" in convert(tmp_path, opt.state_dict(), to, code=3)
+    convert(tmp_path, opt.state_dict(), "flashoptim")
+
+
+def of_bitsandbytes(betas, **norm):
+    """One parameter's float32 state, as its SGD and LARS keep it."""
+    state = {"step": 2, "state1": torch.ones(8, 8), **norm}
+    group = {"lr": 0.1, "betas": betas, "eps": 0, "weight_decay": 0, "params": [0]}
+    return {"state": {0: state}, "param_groups": [group]}
+
+
+def test_lars_of_bitsandbytes_is_read_as_sgd(tmp_path):
+    """It limits an SGD's update: no trust coefficient is made up."""
+    torch.save(of_bitsandbytes((0.9, 0), unorm_vec=torch.ones(1)), tmp_path / "lars.pt")
+    done = run("convert", tmp_path / "lars.pt", tmp_path / "out.pt", "--to", "lowbit")
+    assert "bitsandbytes' LARS has SGD's state" in done.stdout + done.stderr
+    group = torch.load(tmp_path / "out.pt")["param_groups"][0]
+    assert group["momentum"] == 0.9 and "trust_coefficient" not in group
+
+
+def test_a_dampening_does_not_make_lion_of_sgd(tmp_path):
+    p = torch.nn.Parameter(torch.ones(SHAPE))
+    opt = torch.optim.SGD([p], momentum=0.9, dampening=0.3)
+    p.grad = torch.ones(SHAPE)
+    opt.step()
+    there = convert(tmp_path, opt.state_dict(), "bitsandbytes")
+    assert there["param_groups"][0]["betas"] == (0.9, 0)
+    done = run("convert", tmp_path / "in.pt", tmp_path / "warned.pt", "--to", "bitsandbytes")
+    assert "dampening=0.3" in done.stderr
+    assert seen(tmp_path, there) == "sgd"
+    assert "momentum_buffer" in convert(tmp_path, there, "torch")["state"][0]
+
+
+def one_step(name, **options):
+    p = torch.nn.Parameter(torch.ones(64, 128))
+    opt = getattr(lowbit, name)([("w", p)], state_format="float32", **options)
+    p.grad = torch.ones(64, 128)
+    opt.step()
+    return opt.state_dict()
+
+
+UNFACTORED = {
+    "RMSprop": {},
+    "Adagrad": {},
+    "Adam": {"amsgrad": True},
+    "AdamW": {"cautious": True},
+    "AdEMAMix": {},
+    "LAMB": {},
+    "Adafactor": {"beta1": 0.9, "factored": False},
+}
+
+
+@pytest.mark.parametrize("preset", ["factored8", "factored4"])
+@pytest.mark.parametrize("name", UNFACTORED)
+def test_moments_that_no_rule_factors_are_not_made_means(tmp_path, name, preset):
+    """lowbit's optimizer would refuse the file, and single values would be gone."""
+    content = one_step(name, **UNFACTORED[name])
+    error = convert(tmp_path, content, "lowbit", "--state-format", preset, code=2)
+    assert "as means of rows and columns; take another --state-format" in error
+
+
+def test_means_go_to_no_rmsprop_of_torch(tmp_path):
+    """As older versions of this program wrote them."""
+    content = one_step("RMSprop")
+    whole = content["state"][0].pop("square_avg")
+    content["state"][0] |= {"square_avg_row": whole.mean(-1), "square_avg_col": whole.mean(-2)}
+    error = convert(tmp_path, content, "torch", code=3)
+    assert "from which torch's square_avg cannot be made" in error

@@ -51,7 +51,7 @@ std::vector<double> betas_of(const Group& group) {
 }
 
 /// What a group's settings and states say of the optimizer; "" where they say nothing.
-std::string algorithm_of_group(const Group& group, bool two_states, bool doubled, bool norm) {
+std::string algorithm_of_group(const Group& group, bool two_states, bool doubled) {
   if (doubled) return "ademamix";
   if (two_states) return "adam";
   const std::vector<double> betas = betas_of(group);
@@ -60,7 +60,7 @@ std::string algorithm_of_group(const Group& group, bool two_states, bool doubled
   if (betas[0] == 0 && betas[1] == 0) return "adagrad";
   if (*eps != 0) return "rmsprop";
   if (betas[1] != 0) return "lion";
-  return norm ? "lars" : "sgd";
+  return "sgd";
 }
 
 /// The settings as torch has them, beside those of the file.
@@ -68,7 +68,7 @@ void add_settings(Group& group, const std::string& algorithm) {
   const std::vector<double> betas = betas_of(group);
   if (algorithm == "adam") {
     set_in(group.settings, "decoupled_weight_decay", Value::boolean(true));
-  } else if ((algorithm == "sgd" || algorithm == "lars") && !betas.empty()) {
+  } else if (algorithm == "sgd" && !betas.empty()) {
     // bitsandbytes accepts dampening and nesterov, and ignores them.
     set_in(group.settings, "momentum", Value::floating(betas[0]));
   } else if (algorithm == "rmsprop" && !betas.empty()) {
@@ -242,7 +242,7 @@ BnbSlots bnb_slots(const std::string& algorithm) {
   if (algorithm == "adam") return {{"exp_avg"}, "exp_avg_sq"};
   if (algorithm == "ademamix") return {{"exp_avg", "exp_avg_slow"}, "exp_avg_sq"};
   if (algorithm == "lion") return {{"exp_avg"}};
-  if (algorithm == "sgd" || algorithm == "lars") return {{"momentum_buffer"}};
+  if (algorithm == "sgd") return {{"momentum_buffer"}};
   if (algorithm == "rmsprop") return {{"square_avg"}};
   if (algorithm == "adagrad") return {{"sum"}};
   return {};
@@ -263,7 +263,7 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document,
       norm |= bnb_tensor(entry, "unorm_vec") != nullptr;
     }
     if (!any) continue;
-    const std::string algorithm = algorithm_of_group(out.groups[g], two, doubled, norm);
+    const std::string algorithm = algorithm_of_group(out.groups[g], two, doubled);
     if (algorithm.empty())
       return bad("group " + std::to_string(g) +
                  ": its betas and eps do not tell which of bitsandbytes' optimizers it is of");
@@ -271,6 +271,10 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document,
       return bad("its groups are of two optimizers, " + out.algorithm + " and " + algorithm);
     if (algorithm == "adam" && norm && out.algorithm.empty())
       out.warnings.push_back("bitsandbytes' LAMB has Adam's states; they are read as Adam's");
+    if (algorithm == "sgd" && norm && out.algorithm.empty())
+      out.warnings.push_back(
+          "bitsandbytes' LARS has SGD's state, and limits its update (max_unorm); it is read as "
+          "SGD's");
     if (algorithm == "lion" && out.algorithm.empty())
       out.warnings.push_back(
           "read as Lion's; bitsandbytes' SGD with a dampening, which it does not use, would look "
@@ -295,8 +299,7 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document,
 }
 
 extern const Dialect kBitsandbytes = {
-    "bitsandbytes",
-    "bitsandbytes' 8-bit Adam, AdamW, AdEMAMix, Lion, SGD, LARS, RMSprop and Adagrad",
+    "bitsandbytes", "bitsandbytes' 8-bit Adam, AdamW, AdEMAMix, Lion, SGD, RMSprop and Adagrad",
     recognize_bitsandbytes, read_bitsandbytes, write_bitsandbytes};
 
 }  // namespace lowbit::ckpt

@@ -97,10 +97,6 @@ class BitsandbytesWriter {
       if (s == nullptr) return bad(shown(p) + ": has no " + slots_.second);
       RETURN_IF_ERROR(slot(p, 2, {s}));
     }
-    // LARS measures its update there in each step.
-    if (model_.algorithm == "lars" && !own_)
-      out_.leaves.push_back(
-          tensor_leaf(at(p, "unorm_vec"), find_dtype("float32"), {1}, held_floats({0.0f})));
     return fine();
   }
 
@@ -244,8 +240,8 @@ class BitsandbytesWriter {
       const auto pair = [&](Value a, Value b) {
         set_in(said.settings, "betas", Value::tuple({std::move(a), std::move(b)}));
       };
-      if (kind == "sgd" || kind == "lars") {
-        pair(number("momentum", 0.9), number("dampening", 0));
+      if (kind == "sgd") {
+        pair(number("momentum", 0.9), Value::number(0));  // it has no use for a dampening
         set_in(said.settings, "eps", Value::floating(0));
       } else if (kind == "rmsprop") {
         pair(number("alpha", 0.99), Value::number(0));

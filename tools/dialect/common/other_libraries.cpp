@@ -1,6 +1,8 @@
 #include "dialect/common/other_libraries.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "dialect/model/parameter_names.h"
 #include "dialect/numbers/floats.h"
@@ -101,13 +103,16 @@ Status check_algorithm(const Model& model, const std::string& whose) {
   RETURN_IF_ERROR(refuse_subspace(model, whose));
   const bool any = std::any_of(model.params.begin(), model.params.end(),
                                [](const Param& p) { return !p.states.empty(); });
-  // Of the others' files each state says what it is. None of these libraries has Muon,
-  // Schedule-Free or the step of lowbit.LAMB.
+  static const std::map<std::string, std::set<std::string>> all = {
+      {"FlashOptim", {"adam", "lion", "sgd"}},
+      {"lpmm", {"adam", "sgd"}},
+      {"adafactor-8bit", {"adafactor", "adam", "came"}},
+      {"FusedAdam", {"adam"}},
+  };
+  // Of the others' files each state says what it is.
   const std::string& is = model.algorithm;
-  const bool unknown = is.empty() && model.dialect == "torch";
-  return any && (unknown || is == "muon" || is == "schedule_free" || is == "lamb")
-             ? Status(no_optimizer(model, whose))
-             : fine();
+  const bool known = is.empty() ? model.dialect != "torch" : all.at(whose).contains(is);
+  return any && !known ? Status(no_optimizer(model, whose)) : fine();
 }
 
 Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,

@@ -377,6 +377,10 @@ Error no_optimizer(const Model& model, const std::string& whose) {
         whose +
         " has no optimizer that takes the step of lowbit.LAMB, whose states have the names of "
         "Adam's");
+  if (model.algorithm == "lars")
+    return bad(whose +
+               " has no optimizer that takes the step of LARS, whose states have the names of "
+               "SGD's");
   std::vector<std::string> names;  // LBFGS has hundreds
   for (const Param& p : model.params) {
     if (p.states.empty()) continue;
