@@ -493,7 +493,9 @@ def test_what_it_cannot_keep(tmp_path):
         "state": {0: {"step": torch.tensor(3.0), "momentum_buffer": torch.ones(64, 64)}},
         "param_groups": [{"lr": 1e-2, "momentum": 0.9, "params": [0]}],
     }
-    assert "keeps no momentum_buffer" in convert(tmp_path, content, "adafactor8bit", code=3)
+    assert "no optimizer that keeps these states (momentum_buffer)" in convert(
+        tmp_path, content, "adafactor8bit", code=3
+    )
     assert "8bit (of 0.4.0" in convert(
         tmp_path, content, "adafactor8bit", "--state-format", "4bit", code=2
     )
