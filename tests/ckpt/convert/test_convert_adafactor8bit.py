@@ -499,3 +499,23 @@ def test_what_it_cannot_keep(tmp_path):
     assert "8bit (of 0.4.0" in convert(
         tmp_path, content, "adafactor8bit", "--state-format", "4bit", code=2
     )
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"factored": False}, {"scale_parameter": False}], ids=str
+)
+def test_an_adafactor_with_momentum_comes_back(tmp_path, options):
+    """Its vectors have the states of AdamW, and without factors its matrices too."""
+    options = {"beta1": 0.9, "relative_step": False, "state_format": "float32", **options}
+    params = [torch.nn.Parameter(scaled_normal(shape, 7)) for shape in ((64, 80), (80,))]
+    groups = [{"params": [p]} for p in params] if "scale_parameter" in options else params
+    opt = lowbit.Adafactor(groups, **options)
+    for p in params:
+        p.grad = scaled_normal(p.shape, 8)
+    opt.step()
+    there = convert(tmp_path, opt.state_dict(), "adafactor8bit")
+    back = convert(tmp_path, there, "lowbit", "--state-format", "float32")
+    assert back["param_groups"][0].keys() >= opt.state_dict()["param_groups"][0].keys()
+    for ours, theirs in zip(back["state"].values(), opt.state_dict()["state"].values()):
+        assert {k for k in ours if "_" in k} == {k for k in theirs if "_" in k}
+    lowbit.Adafactor(groups, **options).load_state_dict(back)

@@ -16,6 +16,7 @@
 #include "dialect/adafactor8bit/adafactor8bit.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 
 #include "dialect/adafactor8bit/rules.h"
@@ -171,6 +172,24 @@ struct Adafactor8bitReader : AdafactorEntry {
   }
 };
 
+bool has_any(const Entry& entry, const std::string& x) {
+  return entry.find(x) != nullptr || entry.find(x + "_q") != nullptr;
+}
+
+/// The name of a group's second moments. Those by elements beside momentum and fixed steps are of
+/// its AdamW, unless a setting is that of an Adafactor.
+std::string second_of(const Group& group, const OptimizerTree& tree) {
+  const auto any = [&](const std::string& x) {
+    return std::any_of(group.params.begin(), group.params.end(),
+                       [&](size_t p) { return has_any(tree.params[p], x); });
+  };
+  const Value* beta3 = setting(group, "beta3");
+  if (any("conf_row") || (beta3 != nullptr && !beta3->is(Value::Kind::kNone))) return "exp_avg_sq";
+  const bool adafactor = any("row_var") || is_on(group, "relative_step") ||
+                         is_on(group, "factored") || is_on(group, "scale_parameter");
+  return any("m") && !adafactor ? "exp_avg_sq" : "variance";
+}
+
 /// Low-rank state decides eps[0] of its group in lowbit, also for the others there.
 void warn_of_eps(Model& model, const Group& group, const OptimizerTree& tree) {
   const bool alone = std::all_of(group.params.begin(), group.params.end(),
@@ -208,6 +227,7 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
   int64_t low_rank = 0;
   const Param* without_shape = nullptr;  // the first that may have a seed of lowbit's
   std::set<const Group*> warned;
+  std::map<const Group*, std::string> seconds;
   for (const Leaf& leaf : model.rest)
     seed_counter |= !leaf.path.empty() && leaf.path.back().text() == "_apollo_seed_counter";
   const Weights weights(*document, tree);
@@ -230,28 +250,22 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
       continue;
     }
     Adafactor8bitReader reader{{entry, param, group, seed_counter}};
-    const bool momentum = entry.find("m") != nullptr || entry.find("m_q") != nullptr;
-    const bool confidence =
-        entry.find("conf_row") != nullptr || entry.find("conf_row_q") != nullptr;
-    const bool factored = entry.find("row_var") != nullptr || entry.find("row_var_q") != nullptr;
-    const Value* relative = setting(group, "relative_step");
-    // A second moment by elements beside momentum and fixed steps is its AdamW.
-    const bool adam =
-        momentum && !factored && !confidence && (relative == nullptr || relative->integer == 0);
-    const std::string second = adam || confidence ? "exp_avg_sq" : "variance";
+    std::string& second = seconds[&group];
+    if (second.empty()) second = second_of(group, tree);
     RETURN_IF_ERROR(reader.second("row_var", second + "_row"));
     RETURN_IF_ERROR(reader.second("col_var", second + "_col"));
     RETURN_IF_ERROR(reader.second("variance", second));
     RETURN_IF_ERROR(reader.second("conf_row", "exp_avg_res_row"));
     RETURN_IF_ERROR(reader.second("conf_col", "exp_avg_res_col"));
-    if (factored && param.states.size() >= 2) {
+    if (has_any(entry, "row_var") && param.states.size() >= 2) {
       Shape shape = param.states[0].shape;
       if (!param.states[1].shape.empty()) shape.push_back(param.states[1].shape.back());
       param.shape = std::move(shape);
       param.known_shape = true;
     }
     RETURN_IF_ERROR(read_momentum(reader, "exp_avg"));
-    if (momentum) std::rotate(param.states.begin(), param.states.end() - 1, param.states.end());
+    if (has_any(entry, "m"))
+      std::rotate(param.states.begin(), param.states.end() - 1, param.states.end());
     RETURN_IF_ERROR(read_step(entry, param));
     // That package gives out seeds at first gradients, and lowbit to every matrix with a rank.
     const Value* rank = setting(group, "apollo_rank");
