@@ -106,7 +106,7 @@ OWN = {
     ),
     "AdamW": ({"cautious": True}, {}, ["torch", *ADAM_TARGETS]),
     "Muon": (
-        {"cautious_weight_decay": True, "ns_coefficients": (2.0, -1.5, 0.5)},
+        {"cautious_weight_decay": True, "ns_coefficients": (2.0, -1.5, 0.5), "split": 2},
         {},
         ["muon", "moonlight", "dion"],
     ),
@@ -145,6 +145,12 @@ def test_settings_of_torch_that_bitsandbytes_lacks_are_named(tmp_path):
     content = stepped(lambda ps: torch.optim.SGD(ps, momentum=0.9, nesterov=True))
     assert "nesterov=True" in warnings_of(tmp_path, content, "bitsandbytes")
     assert LACKS not in warnings_of(tmp_path, content, "lowbit")
+
+
+def test_a_split_that_torch_lacks_is_named(tmp_path):
+    """torch's Muon makes a matrix of several orthogonal as one."""
+    content = stepped(lambda ps: lowbit.Muon(ps, split=2))
+    assert "split=2" in warnings_of(tmp_path, content, "torch")
 
 
 def test_caution_of_timm_is_named(tmp_path):

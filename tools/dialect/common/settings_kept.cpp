@@ -49,6 +49,7 @@ const std::vector<OptionalSetting>& optional_settings() {
       {"add_eps", no, "adafactor"},
       {"ns_coefficients", Value::tuple({real(3.4445), real(-4.7750), real(2.0315)}), "", false,
        "quintic"},
+      {"split", none},
       {"normuon_beta2", none},
       {"cautious_weight_decay", no, "", true},
       // timm's
