@@ -346,6 +346,24 @@ def test_what_cannot_be_recovered_is_refused(tmp_path):
     assert "strides" in turned
 
 
+@pytest.mark.parametrize("name", ["AdamW8bit", "AdamW32bit"])
+@pytest.mark.parametrize("left_out", ["state1", "state2"])
+def test_one_state_of_two_is_refused(tmp_path, name, left_out):
+    """Alone it would be taken for RMSprop's."""
+    content = made(name, [(64, 256)])[1].state_dict()
+    said = convert(tmp_path, content, "torch", "--exclude", f"*.{left_out}", code=3)
+    assert f"{left_out} is missing" in said.replace(": is", " is")
+
+
+def test_scales_of_a_second_state_tell_of_it(tmp_path):
+    """Before 0.45 groups had no t_alpha."""
+    content = made("AdamW8bit", [(64, 256)])[1].state_dict()
+    for key in ("alpha", "t_alpha", "t_beta3"):
+        del content["param_groups"][0][key]
+    said = convert(tmp_path, content, "torch", "--exclude", "*.state2", code=3)
+    assert "state2 is missing" in said
+
+
 def test_what_it_does_not_keep_is_refused_or_left_out(tmp_path):
     p = torch.nn.Parameter(torch.rand(64, 70))
     optimizer = torch.optim.AdamW([p], amsgrad=True)

@@ -212,6 +212,15 @@ def one_step(name, **options):
     return opt.state_dict()
 
 
+def after_a_step(make, **options):
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(SHAPE))
+    opt = make([p], **options)
+    p.grad = torch.randn(SHAPE)
+    opt.step()
+    return opt.state_dict()
+
+
 UNFACTORED = {
     "RMSprop": {},
     "Adagrad": {},
@@ -239,3 +248,38 @@ def test_means_go_to_no_rmsprop_of_torch(tmp_path):
     content["state"][0] |= {"square_avg_row": whole.mean(-1), "square_avg_col": whole.mean(-2)}
     error = convert(tmp_path, content, "torch", code=3)
     assert "from which torch's square_avg cannot be made" in error
+
+
+ADAFACTOR = {"beta1": 0.9, "relative_step": False}
+HALVES = {
+    "Adam": (torch.optim.AdamW, {}, "exp_avg_sq", "Adam without exp_avg_sq"),
+    "8 bits": (lowbit.AdamW, {"min_numel": 1}, "exp_avg_sq*", "Adam without exp_avg_sq"),
+    "APOLLO": (lowbit.APOLLO, {"rank": None}, "exp_avg_sq*", "Adam without exp_avg_sq"),
+    "AdEMAMix": (lowbit.AdEMAMix, {}, "exp_avg_slow*", "AdEMAMix without exp_avg_slow"),
+    "Adafactor": (lowbit.Adafactor, ADAFACTOR, "variance*", "Adafactor without second moments"),
+    "RMSprop": (torch.optim.RMSprop, {"momentum": 0.9}, "square_avg", "RMSprop without square_avg"),
+}
+
+
+@pytest.mark.parametrize("name", HALVES)
+def test_an_optimizer_without_one_of_its_states_is_no_other(tmp_path, name):
+    make, options, left_out, said = HALVES[name]
+    content = after_a_step(make, **options)
+    convert(tmp_path, content, "lowbit")
+    error = convert(tmp_path, content, "lowbit", "--exclude", f"*.{left_out}", code=3)
+    assert f"its optimizer is {said}" in error
+
+
+@pytest.mark.parametrize("of_bitsandbytes", [False, True])
+def test_a_lion_stays_lion(tmp_path, of_bitsandbytes):
+    content = saved(("exp_avg", "step"), {"lr": 1e-4, "betas": (0.9, 0.99), "weight_decay": 0.0})
+    assert seen(tmp_path, content) == "lion"
+    if of_bitsandbytes:
+        content = convert(tmp_path, content, "bitsandbytes")
+        assert content["param_groups"][0]["eps"] == 0
+        assert seen(tmp_path, content) == "lion"
+    content = convert(tmp_path, content, "lowbit")
+    assert seen(tmp_path, content) == "lion"
+    assert seen(tmp_path, convert(tmp_path, content, "torch")) == "lion"
+    opt = lowbit.Lion([torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(2)])
+    opt.load_state_dict(content)

@@ -95,7 +95,8 @@ struct BitsandbytesReader {
 
   Status read() {
     RETURN_IF_ERROR(read_step(entry, param));
-    if (leaf_in(entry, "state1") == nullptr) return fine();  // it was never stepped
+    if (leaf_in(entry, "state1") == nullptr && leaf_in(entry, "state2") == nullptr)
+      return fine();  // it was never stepped
     const BnbSlots slots = bnb_slots(algorithm);
     RETURN_IF_ERROR(slot(1, slots.first));
     if (!slots.second.empty()) RETURN_IF_ERROR(slot(2, {slots.second}));
@@ -252,17 +253,22 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document,
                                 const OptimizerTree& tree) {
   Model out = model_of(tree, "bitsandbytes", document);
   for (size_t g = 0; g < out.groups.size(); ++g) {
-    bool any = false, two = false, doubled = false, norm = false;
+    bool any = false, two = false, doubled = false, norm = false, scaled = false;
     for (const size_t p : out.groups[g].params) {
       const Entry& entry = tree.params[p];
       const Leaf *first = bnb_tensor(entry, "state1"), *second = bnb_tensor(entry, "state2");
       any |= first != nullptr;
       two |= second != nullptr;
+      for (const char* beside : {"qmap2", "absmax2", "max2"})
+        scaled |= bnb_tensor(entry, beside) != nullptr;
       doubled |=
           first != nullptr && second != nullptr && first->shape.size() == second->shape.size() + 1;
       norm |= bnb_tensor(entry, "unorm_vec") != nullptr;
     }
     if (!any) continue;
+    if (!two && (scaled || has_setting(out.groups[g], "t_alpha")))
+      return bad("group " + std::to_string(g) +
+                 " is of an optimizer with two states, and state2 is missing");
     const std::string algorithm = algorithm_of_group(out.groups[g], two, doubled);
     if (algorithm.empty())
       return bad("group " + std::to_string(g) +

@@ -15,6 +15,7 @@ struct Signature {
   const char* without = nullptr;  // a setting that its groups do not have
   const char* off = nullptr;      // a setting that they have as False
   const char* number = nullptr;   // a number of its parameters
+  const char* on = nullptr;       // a setting that its groups have as another than 0
 };
 
 /// The first that fits counts.
@@ -41,6 +42,15 @@ const std::vector<Signature>& signatures() {
       {"adam", {"decoupled_weight_decay", "foreach"}, "RAdam", "amsgrad"},
       {"lion", {"grad_averaging", "norm_type"}, "FusedNovoGrad of Apex"},
       {"lion", {"beta"}, "Tiger", "betas"},
+      // A file from which states were left out. A Lion of bitsandbytes has eps=0.
+      {"lion", {"amsgrad"}, "Adam without exp_avg_sq"},
+      {.algorithm = "lion", .keys = {"betas"}, .optimizer = "Adam without exp_avg_sq", .on = "eps"},
+      {"lion", {"beta2_decay"}, "Adafactor without second moments"},
+      {.algorithm = "adam",
+       .keys = {"t_beta3"},
+       .optimizer = "AdEMAMix without exp_avg_slow",
+       .on = "alpha"},
+      {"sgd", {"alpha", "centered"}, "RMSprop without square_avg"},
       {"schedule_free", {"momentum"}, "SGDScheduleFree", "betas"},
       {"schedule_free", {"silent_sgd_phase"}, "RAdamScheduleFree"},
       {"sgd", {"trust_coeff"}, "LARS of timm"},
@@ -52,6 +62,7 @@ const std::vector<Signature>& signatures() {
 bool fits(const Signature& known, const Group& group) {
   const Value* off = known.off == nullptr ? nullptr : setting(group, known.off);
   if (known.off != nullptr && (off == nullptr || off->is_on())) return false;
+  if (known.on != nullptr && !is_on(group, known.on)) return false;
   if (known.without != nullptr && setting(group, known.without) != nullptr) return false;
   return std::all_of(known.keys.begin(), known.keys.end(),
                      [&](const char* key) { return setting(group, key) != nullptr; });
