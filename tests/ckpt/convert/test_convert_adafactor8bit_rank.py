@@ -172,15 +172,23 @@ def test_what_a_rank_leaves_as_it_is_converts(tmp_path):
         assert len(convert(tmp_path, file, "torch")["optimizer"]["state"]) == 2
 
 
-@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor])
+@pytest.mark.parametrize("make", [lowbit.APOLLO, lowbit.Adafactor, lowbit.Fira])
 def test_lowbits_own_low_rank_state_stays(tmp_path, make):
-    """All of it, with the limiter's norm."""
+    """All of it, with the limiter's norm and Fira's projection."""
     p = torch.nn.Parameter(torch.randn(80, 300))
     opt = make([p], rank=64)
     p.grad = torch.randn(80, 300)
     opt.step()
     saved = opt.state_dict()
     same(convert(tmp_path, saved, "lowbit", "--keep")["state"], saved["state"])
+    if make is not lowbit.Fira:
+        return
+    for state_format in ("float32", "8bit", "4bit"):
+        made = convert(tmp_path, saved, "lowbit", "--state-format", state_format)
+        again = make([p], rank=64, state_format=state_format)
+        assert made["param_groups"][0].keys() >= again.state_dict()["param_groups"][0].keys()
+        again.load_state_dict(made)
+        again.step()
 
 
 def with_matrix_before(entry, shape=(20, 30)):

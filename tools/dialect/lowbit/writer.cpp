@@ -229,7 +229,7 @@ class LowbitWriter {
     return spec.scale == "rank1" ? put_rank_one(p, s, spec) : put_blocks(p, s, spec);
   }
 
-  /// A state without values: the compensation of a weight, as its key in lowbit holds it.
+  /// The compensation of a weight, as its key in lowbit holds it, or Fira's projection.
   Status put_raw(const Param& p, const State& s) {
     const bool compensation = s.name.starts_with("param_");
     if (s.raw && compensation) {
@@ -239,7 +239,7 @@ class LowbitWriter {
       note(p, s, s.name);
       return fine();
     }
-    if (model_.dialect == "lowbit" && compensation) {
+    if (model_.dialect == "lowbit" && (compensation || s.name == "projection")) {
       copy(p, s);
       return fine();
     }

@@ -258,6 +258,7 @@ std::string algorithm_by_states(const Model& model) {
   for (const Param& p : model.params) {
     for (const State& s : p.states) {
       if (s.name.starts_with("param_")) continue;  // kept beside the weight, whatever steps it
+      if (s.name == "projection" && model.dialect == "lowbit") continue;  // of Fira, an Adam
       std::string name = s.name;
       for (const char* end : {"_row", "_col"}) {
         if (name.ends_with(end)) name = name.substr(0, name.size() - 4);
@@ -286,8 +287,9 @@ std::string algorithm_by_states(const Model& model) {
   if (only({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "exp_avg_sq")) {
     // The Adafactor of transformers and fairseq need not have a first moment.
     if (!names.contains("exp_avg") || set("clip_threshold")) return "";
-    // lowbit.LAMB has no option of lowbit.Adam's, nor APOLLO's rank.
-    const bool lamb = model.dialect == "lowbit" && set("betas") && !set("amsgrad") && !set("rank");
+    // lowbit.LAMB has no option of lowbit.Adam's, nor APOLLO's rank or AdEMAMix's t_beta3.
+    const bool lamb = model.dialect == "lowbit" && set("betas") && !set("amsgrad") &&
+                      !set("rank") && !set("t_beta3");
     return lamb ? "lamb" : "adam";
   }
   if (only({"z", "exp_avg_sq"}, "z")) return "schedule_free";
