@@ -354,3 +354,38 @@ def test_groups_of_other_settings_are_not_one(tmp_path, of_muon, key, value):
     last = [g for g in content["param_groups"] if g["use_muon"] is of_muon][-1]
     last[key] = value
     assert f"those here differ in {key}" in convert(tmp_path, content, "moonlight", code=3)
+
+
+def test_dion_keeps_what_its_groups_say(tmp_path):
+    """Convolutions as matrices, cautious decay, and what the user put there."""
+    file = dion()
+    for group in file["param_groups"]:
+        group.update(flatten=True, cautious_wd=True, mine="a")
+    same(convert(tmp_path, file, "dion")["param_groups"], file["param_groups"])
+    made = convert(tmp_path, file, "lowbit", "--state-format", "float32")
+    assert all(group["cautious_weight_decay"] is True for group in made["param_groups"])
+    back = convert(tmp_path, made, "dion")["param_groups"]
+    for group in back:
+        assert group["flatten"] is True and group["cautious_wd"] is True and group["mine"] == "a"
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_users_own_settings_stay(tmp_path, name):
+    file = FILES[name]()
+    for group in file["param_groups"]:
+        group["mine"] = "a"
+    for to in ("lowbit", *FILES):
+        if (name, to) in (("muon", "moonlight"), ("dion", "moonlight")):  # of several rates
+            continue
+        for group in convert(tmp_path, file, to)["param_groups"]:
+            assert group["mine"] == "a"
+            assert to == "dion" or "flatten" not in group
+
+
+def test_other_newton_schulz_steps_are_warned_of(tmp_path):
+    for steps in (3, 5):
+        opt = stepped(optimizer(ns_steps=steps), 0, 1)
+        torch.save(opt.state_dict(), tmp_path / "in.pt")
+        for to in ("muon", "dion"):
+            said = run("convert", tmp_path / "in.pt", tmp_path / "out.pt", "--to", to, "--force")
+            assert ("five Newton-Schulz steps" in said.stderr) is (steps == 3)

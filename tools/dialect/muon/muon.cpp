@@ -1,5 +1,7 @@
 #include "dialect/muon/muon.h"
 
+#include <set>
+
 namespace lowbit::ckpt {
 
 const MuonNames& names_of(MuonKind kind) {
@@ -10,6 +12,13 @@ const MuonNames& names_of(MuonKind kind) {
       {"dion", "Dion's Muon", "momentum", "momentum", "variance", true},
   };
   return all[static_cast<int>(kind)];
+}
+
+bool is_of_muon(const std::string& name) {
+  static const std::set<std::string> all = {"wd",        "adamw_betas", "adamw_eps", "mu",
+                                            "algorithm", "step",        "epsilon",   "flatten",
+                                            "adjust_lr", "cautious_wd"};
+  return all.contains(name);
 }
 
 std::shared_ptr<Floats> scaled_floats(std::shared_ptr<Floats> values, double factor) {

@@ -27,6 +27,9 @@ struct MuonNames {
 };
 const MuonNames& names_of(MuonKind kind);
 
+/// Whether a setting of a group is one of these libraries alone.
+bool is_of_muon(const std::string& name);
+
 /// Values times a factor.
 std::shared_ptr<Floats> scaled_floats(std::shared_ptr<Floats> values, double factor);
 

@@ -172,8 +172,13 @@ class Reader {
       take("eps", "eps");
       take("decoupled_weight_decay", "decoupled_weight_decay");
     }
+    take("cautious_wd", "cautious_weight_decay");
+    if (is_on(group, "flatten")) take("flatten", "flatten");
     set_in(out, "use_muon", Value::boolean(muon));
     take("initial_lr", "initial_lr");
+    for (const auto& [name, value] : group.settings) {  // the user's own
+      if (!is_setting(name) && !is_of_muon(name) && name != "param_names") set_in(out, name, value);
+    }
     if (const Value* said = setting(group, "param_names")) {
       Value names = Value::list({});
       for (size_t i = 0; i < group.params.size() && i < said->items.size(); ++i) {

@@ -121,6 +121,8 @@ class Writer {
         warn(
             "adjust_lr becomes 'spectral_norm', sqrt(rows / columns) also below 1: adjust lr where "
             "that differs");
+      if (muon && steps.integer != 5)
+        warn("it always takes five Newton-Schulz steps: ns_steps is left out");
       out.insert(out.end(),
                  {{"mu", momentum},
                   {"beta1", betas.items.empty() ? real(0.9) : betas.items[0]},
@@ -130,11 +132,18 @@ class Writer {
                   {"step", Value::number(step)},
                   {"epsilon", muon ? real(1e-8) : said("eps", real(1e-8))},
                   {"nesterov", muon ? nesterov : Value::boolean(false)},
-                  {"flatten", Value::boolean(false)},
+                  {"flatten", said("flatten", Value::boolean(false))},
                   {"adjust_lr", Value::words(rms(group) ? "rms_norm" : "spectral_norm")}});
+      // Older ones have none.
+      const Value* cautious = setting(group, "cautious_weight_decay");
+      if (cautious != nullptr && (cautious->is_on() || model_.dialect == names_.dialect))
+        out.emplace_back("cautious_wd", *cautious);
     }
     for (const char* name : {"initial_lr", "param_names"}) {
-      if (const Value* value = setting(group, name)) out.emplace_back(name, *value);
+      if (const Value* value = setting(group, name)) set_in(out, name, *value);
+    }
+    for (const auto& [name, value] : group.settings) {  // the user's own
+      if (!is_setting(name) && !is_of_muon(name)) set_in(out, name, value);
     }
     return out;
   }
