@@ -318,6 +318,9 @@ def test_a_directory(tmp_path, kind):
     run("convert", tmp_path / "in", tmp_path / "out.pt", "--to", "torchao", "--keep")
     out = torch.load(tmp_path / "out.pt")["optim"]["state"]
     same(opened({int(i): entry for i, entry in out.items()}), opened(saved["state"]))
+    for end in ("pt", "safetensors"):
+        refused = run("convert", tmp_path / "in", tmp_path / f"parts.{end}", code=3)
+        assert "which --to torchao joins" in refused.stderr
     run("convert", tmp_path / "in", tmp_path / "torch", "--to", "torch")
     run("convert", tmp_path / "in", tmp_path / "lowbit", "--to", "lowbit", "--keep")
     wanted = {}

@@ -236,7 +236,7 @@ Result<TorchArchive> torch_archive(const Document& document) {
                  ": is a pickled object that is not a plain value, which only a directory can "
                  "keep; --exclude leaves it out");
     if (leaf.kind == Leaf::Kind::kTensor && leaf.source == nullptr)
-      return bad(name + ": is a tensor subclass in parts, which only its own dialect reads");
+      return bad(name + ": is a tensor subclass in parts, which --to torchao joins");
     if (leaf.kind == Leaf::Kind::kSubclass && !is_known_subclass(leaf.cls))
       return bad(name + ": is a " + printable(leaf.cls) + ", which is not written");
   }

@@ -75,7 +75,7 @@ class SafetensorsPlan {
  private:
   Result<std::string> member(const Leaf& leaf, const std::string& wanted, const std::string& what) {
     if (leaf.source == nullptr)
-      return bad(what + ": is a tensor subclass in parts, which only its own dialect reads");
+      return bad(what + ": is a tensor subclass in parts, which --to torchao joins");
     if (find_safetensors(*leaf.dtype) == nullptr)
       return bad(what + ": is " + leaf.dtype->name + ", which safetensors does not have");
     if (leaf.dtype->name == std::string_view("float4_e2m1fn_x2") && leaf.shape.empty())
