@@ -501,9 +501,7 @@ def test_what_it_cannot_keep(tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"factored": False}, {"scale_parameter": False}], ids=str
-)
+@pytest.mark.parametrize("options", [{}, {"factored": False}, {"scale_parameter": False}], ids=str)
 def test_an_adafactor_with_momentum_comes_back(tmp_path, options):
     """Its vectors have the states of AdamW, and without factors its matrices too."""
     options = {"beta1": 0.9, "relative_step": False, "state_format": "float32", **options}
