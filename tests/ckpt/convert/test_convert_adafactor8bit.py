@@ -514,6 +514,8 @@ def test_an_adafactor_with_momentum_comes_back(tmp_path, options):
     there = convert(tmp_path, opt.state_dict(), "adafactor8bit")
     back = convert(tmp_path, there, "lowbit", "--state-format", "float32")
     assert back["param_groups"][0].keys() >= opt.state_dict()["param_groups"][0].keys()
-    for ours, theirs in zip(back["state"].values(), opt.state_dict()["state"].values()):
+    for ours, theirs in zip(
+        back["state"].values(), opt.state_dict()["state"].values(), strict=True
+    ):
         assert {k for k in ours if "_" in k} == {k for k in theirs if "_" in k}
     lowbit.Adafactor(groups, **options).load_state_dict(back)
