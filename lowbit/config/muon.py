@@ -106,7 +106,7 @@ def ratio(adjust: str | None, rows: int, cols: int) -> float:
     """The factor of the learning rate for a matrix of this shape, as torch.optim.Muon has it."""
     if adjust == "match_rms_adamw":
         return 0.2 * math.sqrt(max(rows, cols))
-    return math.sqrt(max(1, rows / cols))
+    return math.sqrt(max(1, rows / max(cols, 1)))  # without columns, nothing is stepped
 
 
 def pieces(

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor, nn
 from torch.nn.modules.conv import _ConvNd
+from torch.nn.utils import parametrize
 
 from lowbit import sharding
 from lowbit.config.arguments import check_model
@@ -19,7 +20,10 @@ from lowbit.config.types import StateFormat
 HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
 # What PEFT puts behind the name of a layer that it wraps: `score.modules_to_save.default`.
 _PEFT_PARTS = re.compile(r"\.(?:modules_to_save\.[^.]+|original_module|base_layer)$")
-_Special: TypeAlias = tuple[list[nn.Module], StateFormat | None]
+# What torch.nn.utils' weight_norm, spectral_norm and pruning put in the place of `weight`.
+_STORED = ("weight", "weight_g", "weight_v", "weight_orig")
+_Stored: TypeAlias = tuple[nn.Module, str]  # a module, and the name of a tensor in it
+_Special: TypeAlias = tuple[list[_Stored], StateFormat | None]
 
 
 def param_groups(
@@ -36,9 +40,10 @@ def param_groups(
     Heads are `nn.Linear` layers called lm_head, embed_out, output, head or score, also inside a
     wrapper of PEFT; or the model's last linear layer, if it is as wide as a vocabulary
     (`out_features` is some embedding's `num_embeddings`). A weight that is both counts as an
-    embedding. All of them keep the optimizer's `state_format` unless said otherwise: 8-bit state
-    changes the loss by less than chance, as no block has values of two rows (docs/quality.md).
-    Optimizers with a `rank` step them without a subspace.
+    embedding. Under a parametrization such as weight norm, the parameters that a weight is
+    computed from count as that weight. All of them keep the optimizer's `state_format` unless
+    said otherwise: 8-bit state changes the loss by less than chance, as no block has values of
+    two rows (docs/quality.md). Optimizers with a `rank` step them without a subspace.
 
     Args:
         model: before or after `fully_shard`. Wrappers of DDP, FSDP1 and torch.compile are ignored.
@@ -68,7 +73,7 @@ def param_groups(
     check_model("param_groups", model)
     special = _special(model, embeddings, heads)
     groups = [_flattened(model, special, options)]
-    return _grouped(model, groups, special, lambda name, p: 0, no_decay)
+    return _grouped(model, groups, special, lambda p: 0, no_decay)
 
 
 def muon_param_groups(
@@ -105,19 +110,23 @@ def muon_param_groups(
         ValueError: FSDP1 flattened a parameter, or a pattern matches no name.
     """
     check_model("muon_param_groups", model)
-    other = {id(p) for m in model.modules() if isinstance(m, _ConvNd) for p in m.parameters(False)}
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
             raise ValueError(
                 f"parameter {clean_name(name)!r} is a flat shard of FSDP1, and Muon needs whole "
                 "matrices; use fully_shard"
             )
-    patterns = _patterns("adamw", adamw, (clean_name(name) for name, _ in model.named_parameters()))
+    convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
+    other = _ids(_stored(convolutions)) | {id(p) for m in convolutions for p in m.parameters(False)}
+    known = _names(model)
+    patterns = _patterns("adamw", adamw, (name for names in known.values() for name in names))
 
-    def stepped_by_adamw(name: str, p: Tensor) -> int:
-        known = clean_name(name)
-        hit = any(fnmatch.fnmatch(known, pattern) for pattern in patterns)
-        return int(not _is_matrix(p) or id(p) in other or "embed" in known or hit)
+    def stepped_by_adamw(p: Tensor) -> int:
+        names = known[id(p)]
+        hit = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
+        embeds = any("embed" in name for name in names)
+        # Dimensions last: a lazy module's parameter has none yet.
+        return int(id(p) in other or embeds or hit or not _is_matrix(p))
 
     groups = [{"use_muon": use_muon, **options} for use_muon in (True, False)]
     return _grouped(model, groups, _special(model, embeddings, heads), stepped_by_adamw, no_decay)
@@ -139,19 +148,45 @@ def _special(
     """The embeddings, tied to a head or not, and the heads that are not embeddings, with their
     formats.
     """
-    found = _embeddings(model)
-    read = {id(m.weight) for m in found}
+    found = _stored(_embeddings(model))
+    read = _ids(found)
     return [
         (found, embeddings),
-        ([m for m in _heads(model) if id(m.weight) not in read], heads),
+        ([each for each in _stored(_heads(model)) if not _ids([each]) & read], heads),
     ]
+
+
+def _stored(layers: Iterable[nn.Module]) -> list[_Stored]:
+    """Where the layers' weights are stored. A parametrized layer computes its weight anew each time
+    that it is read, from parameters elsewhere.
+    """
+    found: list[_Stored] = []
+    for layer in layers:
+        if parametrize.is_parametrized(layer, "weight"):
+            parts = layer.parametrizations["weight"].modules()  # type: ignore[index, union-attr]
+            found += [(part, name) for part in parts for name in _tensors(part)]
+        else:
+            found += [(layer, name) for name in _STORED if name in _tensors(layer)]
+    return found
+
+
+def _ids(stored: Iterable[_Stored]) -> set[int]:
+    return {id(_tensors(module)[name]) for module, name in stored}
+
+
+def _tensors(module: nn.Module) -> dict[str, Tensor]:
+    """A module's own parameters, and the plain tensors that FSDP1 puts in the place of those which
+    it flattened. No attribute is computed.
+    """
+    every = {**vars(module), **module._parameters}
+    return {name: value for name, value in every.items() if isinstance(value, Tensor)}
 
 
 def _grouped(
     model: nn.Module,
     groups: Sequence[Mapping[str, Any]],
     special: Sequence[_Special],
-    number: Callable[[str, Tensor], int],
+    number: Callable[[Tensor], int],
     no_decay: bool | Sequence[str],
 ) -> list[dict[str, Any]]:
     """Those of `groups`, and of embeddings and heads as the last of them is but for their format,
@@ -161,10 +196,10 @@ def _grouped(
     exempt = _without_decay(model, no_decay)
     formats: list[StateFormat | None] = []
     place: dict[int, int] = {}
-    for modules, chosen in special:
+    for stored, chosen in special:
         if chosen not in formats:
             formats.append(chosen)
-        place |= {id(m.weight): len(groups) + formats.index(chosen) for m in modules}
+        place |= dict.fromkeys(_ids(stored), len(groups) + formats.index(chosen))
     own = [{**groups[-1], "rank": None, **_kept(chosen)} for chosen in formats]
     made = [
         {**group, **decay, "params": [], "param_names": []}
@@ -173,7 +208,7 @@ def _grouped(
     ]
     for name, p in model.named_parameters():  # a tied parameter comes once
         if p.requires_grad:
-            index = place[id(p)] if id(p) in place else number(name, p)
+            index = place[id(p)] if id(p) in place else number(p)
             group = made[2 * index + (id(p) in exempt)]
             group["params"].append(p)
             group["param_names"].append(name)
@@ -194,12 +229,10 @@ def _originals(model: nn.Module) -> dict[int, list[_Original]]:
     """What each parameter of a model holds, by the parameter's id: itself, or what FSDP1 put into
     it.
     """
-    norms = [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm))]
-    scales = {id(getattr(m, "weight", None)) for m in norms}
+    norms = _stored(m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
+    scales = _ids(norms)
     inside = set(sharding.flattened_weights(model, norms, clean_name))
-    names: dict[int, list[str]] = {}
-    for name, p in model.named_parameters(remove_duplicate=False):
-        names.setdefault(id(p), []).append(clean_name(name))
+    names = _names(model)
     found = {
         # DeepSpeed's ZeRO 3 leaves an empty vector of a parameter, with the shape beside it.
         id(p): [_Original(tuple(names[id(p)]), getattr(p, "ds_shape", p.shape), id(p) in scales)]
@@ -211,6 +244,14 @@ def _originals(model: nn.Module) -> dict[int, list[_Original]]:
         original = _Original((each.name, *each.also), each.shape, known)
         flat.setdefault(id(each.tensor), []).append(original)
     return found | flat
+
+
+def _names(model: nn.Module) -> dict[int, list[str]]:
+    """All names of each parameter, by the parameter's id."""
+    names: dict[int, list[str]] = {}
+    for name, p in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(p), []).append(clean_name(name))
+    return names
 
 
 def _without_decay(model: nn.Module, no_decay: bool | Sequence[str]) -> set[int]:
@@ -255,8 +296,8 @@ def _flattened(
     """
     inside = {
         glob.escape(name): chosen
-        for modules, chosen in special
-        for name in sharding.flattened_weights(model, modules, clean_name)
+        for stored, chosen in special
+        for name in sharding.flattened_weights(model, stored, clean_name)
         if chosen is not None
     }
     made = dict(options)

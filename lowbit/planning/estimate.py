@@ -133,7 +133,8 @@ def estimate(
     if asked and ranks > 1:
         raise ValueError(f"the fit is that of one card, and the model is on {ranks} ranks")
     weights = _weights(model)
-    read = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    embeddings_of = (m for m in model.modules() if isinstance(m, nn.Embedding))
+    read = {id(m._parameters.get("weight")) for m in embeddings_of}
     of_parameter = {id(weight.tensor): weight for weight in weights}
     of_stand_in: dict[nn.Parameter, _Weight] = {}
     for group in groups:

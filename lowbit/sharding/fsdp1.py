@@ -15,9 +15,13 @@ from lowbit.sharding.flat_slice import FlatSlice, sections
 Clean = Callable[[str], str]  # a name without what wrappers put into it
 
 
-def flattened_weights(model: nn.Module, modules: Iterable[nn.Module], clean: Clean) -> list[str]:
-    """The original names of the modules' weights that FSDP1 flattened (`use_orig_params=False`)."""
-    wanted = {(id(module), "weight") for module in modules}
+def flattened_weights(
+    model: nn.Module, stored: Iterable[tuple[nn.Module, str]], clean: Clean
+) -> list[str]:
+    """The original names of those parameters, each a module's and called so there, that FSDP1
+    flattened (`use_orig_params=False`).
+    """
+    wanted = {(id(module), name) for module, name in stored}
     found = []
     for path, handle, flat in _handles(model):
         if handle._use_orig_params:

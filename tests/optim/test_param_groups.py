@@ -129,3 +129,41 @@ def test_the_shape_of_what_zero_3_has_emptied_decides():
         0.0: ["bias"],
         0.1: ["weight"],
     }
+
+
+NORMS = {
+    "weight norm": torch.nn.utils.parametrizations.weight_norm,
+    "spectral norm": torch.nn.utils.parametrizations.spectral_norm,
+    "old weight norm": torch.nn.utils.weight_norm,
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
+@pytest.mark.parametrize("norm", NORMS)
+def test_layers_whose_weight_is_computed_are_what_they_are(norm):
+    """Muon steps neither their convolutions nor embeddings and heads, and formats reach these."""
+    model = torch.nn.ModuleDict(
+        {
+            "conv": torch.nn.Conv1d(8, 16, 3),
+            "up": torch.nn.ConvTranspose1d(8, 16, 3),
+            "tok": torch.nn.Embedding(64, 16),
+            "hidden": torch.nn.Linear(16, 16, bias=False),
+            "lm_head": torch.nn.Linear(16, 64, bias=False),
+        }
+    )
+    for layer in ("conv", "up", "tok", "lm_head"):
+        NORMS[norm](model[layer])
+    muon = [g for g in lowbit.muon_param_groups(model) if g["use_muon"]]
+    assert [n for g in muon for n in g["param_names"]] == ["hidden.weight"]
+    groups = lowbit.param_groups(model, heads="4bit", embeddings="bfloat16")
+    formats = {n: g.get("state_format") for g in groups for n in g["param_names"]}
+    for name, chosen in formats.items():
+        wanted = {"lm_head": "4bit", "tok": "bfloat16"}.get(name.split(".")[0])
+        assert chosen == wanted, name
+
+
+def test_every_name_of_a_tied_parameter_counts():
+    model = torch.nn.ModuleDict({n: torch.nn.Linear(16, 16, bias=False) for n in ("a", "router")})
+    model["router"].weight = model["a"].weight
+    groups = lowbit.muon_param_groups(model, adamw=["router.weight"])
+    assert not any(g["use_muon"] for g in groups)
