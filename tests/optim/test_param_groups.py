@@ -131,7 +131,7 @@ def test_the_shape_of_what_zero_3_has_emptied_decides():
     }
 
 
-NORMS = {
+COMPUTED = {
     "weight norm": torch.nn.utils.parametrizations.weight_norm,
     "spectral norm": torch.nn.utils.parametrizations.spectral_norm,
     "old weight norm": torch.nn.utils.weight_norm,
@@ -139,7 +139,7 @@ NORMS = {
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
-@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("norm", COMPUTED)
 def test_layers_whose_weight_is_computed_are_what_they_are(norm):
     """Muon steps neither their convolutions nor embeddings and heads, and formats reach these."""
     model = torch.nn.ModuleDict(
@@ -152,7 +152,7 @@ def test_layers_whose_weight_is_computed_are_what_they_are(norm):
         }
     )
     for layer in ("conv", "up", "tok", "lm_head"):
-        NORMS[norm](model[layer])
+        COMPUTED[norm](model[layer])
     muon = [g for g in lowbit.muon_param_groups(model) if g["use_muon"]]
     assert [n for g in muon for n in g["param_names"]] == ["hidden.weight"]
     groups = lowbit.param_groups(model, heads="4bit", embeddings="bfloat16")
