@@ -1,10 +1,14 @@
-"""Groups that `param_groups` and `muon_param_groups` make, by what decays."""
+"""Groups that `param_groups` and `muon_param_groups` make: what decays, and what counts as an
+embedding, a head or a convolution.
+"""
 
 import fnmatch
+import warnings
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize, prune
 
 import lowbit
 
@@ -131,39 +135,126 @@ def test_the_shape_of_what_zero_3_has_emptied_decides():
     }
 
 
-COMPUTED = {
-    "weight norm": torch.nn.utils.parametrizations.weight_norm,
-    "spectral norm": torch.nn.utils.parametrizations.spectral_norm,
-    "old weight norm": torch.nn.utils.weight_norm,
-}
+# ---- layers whose weight is computed from other parameters ----
 
 
-@pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated")
-@pytest.mark.parametrize("norm", COMPUTED)
-def test_layers_whose_weight_is_computed_are_what_they_are(norm):
-    """Muon steps neither their convolutions nor embeddings and heads, and formats reach these."""
-    model = torch.nn.ModuleDict(
-        {
-            "conv": torch.nn.Conv1d(8, 16, 3),
-            "up": torch.nn.ConvTranspose1d(8, 16, 3),
-            "tok": torch.nn.Embedding(64, 16),
-            "hidden": torch.nn.Linear(16, 16, bias=False),
-            "lm_head": torch.nn.Linear(16, 64, bias=False),
-        }
+class Halved(nn.Module):
+    """A parametrization with a matrix of its own, inside of another module."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Sequential(nn.Linear(64, 300, bias=False))
+
+    def forward(self, weight):
+        return weight / 2 + self.shift[0].weight
+
+
+def halved(layer):
+    return parametrize.register_parametrization(layer, "weight", Halved())
+
+
+def pruned(layer):
+    return prune.l1_unstructured(layer, "weight", 0.5)
+
+
+def legacy_weight_norm(layer):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        return nn.utils.weight_norm(layer)
+
+
+WAYS = [
+    parametrizations.weight_norm,
+    parametrizations.spectral_norm,
+    parametrizations.orthogonal,
+    halved,
+    legacy_weight_norm,
+    nn.utils.spectral_norm,
+    pruned,
+]
+
+
+def of(groups, key):
+    """The names of the parameters in groups that have a setting."""
+    return {name for group in groups if group.get(key) for name in group["param_names"]}
+
+
+def inside(net, layer):
+    return {n for n, _ in net.named_parameters() if n.startswith(layer) and not n.endswith(".bias")}
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("layer", ["tok", "lm_head"])
+def test_what_an_embedding_or_a_head_is_computed_from_counts_as_it(way, layer):
+    net = nn.ModuleDict(
+        {"tok": nn.Embedding(300, 64), "body": nn.Linear(64, 64), "lm_head": nn.Linear(64, 300)}
     )
-    for layer in ("conv", "up", "tok", "lm_head"):
-        COMPUTED[norm](model[layer])
-    muon = [g for g in lowbit.muon_param_groups(model) if g["use_muon"]]
-    assert [n for g in muon for n in g["param_names"]] == ["hidden.weight"]
-    groups = lowbit.param_groups(model, heads="4bit", embeddings="bfloat16")
-    formats = {n: g.get("state_format") for g in groups for n in g["param_names"]}
-    for name, chosen in formats.items():
-        wanted = {"lm_head": "4bit", "tok": "bfloat16"}.get(name.split(".")[0])
-        assert chosen == wanted, name
+    way(net[layer])
+    parametrizations.weight_norm(net["body"])
+    wanted = inside(net, layer)
+    assert wanted
+    assert of(lowbit.muon_param_groups(net), "use_muon") == {
+        "body.parametrizations.weight.original1"
+    }
+    formats = {"embeddings": "float32"} if layer == "tok" else {"heads": "float32"}
+    assert of(lowbit.param_groups(net, **formats), "full_precision") == wanted
+    (wide,) = [g for g in lowbit.param_groups(net, **formats) if g.get("full_precision")]
+    assert wide["rank"] is None
 
 
-def test_every_name_of_a_tied_parameter_counts():
-    model = torch.nn.ModuleDict({n: torch.nn.Linear(16, 16, bias=False) for n in ("a", "router")})
-    model["router"].weight = model["a"].weight
-    groups = lowbit.muon_param_groups(model, adamw=["router.weight"])
-    assert not any(g["use_muon"] for g in groups)
+@pytest.mark.parametrize("way", [each for each in WAYS if each is not halved])
+@pytest.mark.parametrize("kind", [nn.Conv1d, nn.ConvTranspose1d])
+def test_adamw_steps_what_a_convolution_is_computed_from(way, kind):
+    net = nn.Sequential(way(kind(8, 16, 3)), nn.Linear(16, 16))
+    assert of(lowbit.muon_param_groups(net), "use_muon") == {"1.weight"}
+
+
+def test_no_weight_is_computed():
+    """Reading one makes a step of spectral norm's power iteration, in a buffer."""
+    net = Net()
+    for layer in (net.tokens, net.lm_head):
+        parametrizations.spectral_norm(layer)
+    before = {name: buffer.clone() for name, buffer in net.named_buffers()}
+    lowbit.param_groups(net, no_decay=True)
+    lowbit.muon_param_groups(net)
+    lowbit.estimate(net, lowbit.AdamW)
+    assert before and all(torch.equal(b, before[name]) for name, b in net.named_buffers())
+
+
+@pytest.mark.parametrize("layer", ["tokens", "lm_head"])
+def test_a_parametrized_weight_may_be_tied(layer):
+    """To an embedding: then it is one, with the embeddings' format."""
+    net = Net()
+    net.lm_head.weight = net.tokens.weight
+    parametrizations.spectral_norm(getattr(net, layer))
+    (name,) = [n for n, p in net.named_parameters() if p.shape == (300, 64)]
+    for make in (lowbit.param_groups, lowbit.muon_param_groups):
+        assert of(make(net, embeddings="float32"), "full_precision") == {name}
+        assert not of(make(net, heads="float32"), "full_precision")
+    assert name not in of(lowbit.muon_param_groups(net), "use_muon")
+
+
+def test_parametrized_norms_do_not_decay():
+    net = Net()
+    parametrizations.spectral_norm(net.plane)
+    found = decays(lowbit.param_groups(net, weight_decay=0.1, no_decay=True))
+    assert "plane.parametrizations.weight.original" in found[0.0] and found[0.1] == MATRICES
+
+
+def test_lazy_layers_are_known_by_their_modules():
+    net = nn.ModuleDict(
+        {"conv": nn.LazyConv1d(8, 3), "head": nn.LazyLinear(300), "body": nn.Linear(8, 8)}
+    )
+    groups = lowbit.muon_param_groups(net, heads="float32", adamw=["head.bias"])
+    assert of(groups, "use_muon") == {"body.weight"}
+    assert of(groups, "full_precision") == {"head.weight"}
+
+
+def test_adamw_knows_all_names_of_a_tied_parameter():
+    net = nn.ModuleDict({name: nn.Linear(8, 8, bias=False) for name in ("a", "b", "router")})
+    net["router"].weight = net["a"].weight
+    for pattern in ("router.weight", "a.*"):
+        assert of(lowbit.muon_param_groups(net, adamw=[pattern]), "use_muon") == {"b.weight"}
+    net["embedding_of_b"] = nn.Linear(8, 8, bias=False)
+    net["embedding_of_b"].weight = net["b"].weight
+    assert of(lowbit.muon_param_groups(net), "use_muon") == {"a.weight"}

@@ -307,6 +307,17 @@ def test_refusals(shape, options, words):
     assert words in str(error.value)
 
 
+@pytest.mark.parametrize("adjust", ["original", "match_rms_adamw"])
+@pytest.mark.parametrize("shape", [(4, 0), (0, 4), (0, 0), (2, 3, 0), (2, 0, 3), (0, 2, 3)])
+@pytest.mark.parametrize(
+    "options", [{}, {"orthogonalize": "exact"}, {"normuon_beta2": 0.9}, {"min_numel": 0}]
+)
+def test_a_matrix_without_numbers_is_stepped(shape, adjust, options):
+    alone, _ = train(lowbit.Muon, [(8, 8)], lr=LR, adjust_lr_fn=adjust, **options)
+    both, _ = train(lowbit.Muon, [(8, 8), shape], lr=LR, adjust_lr_fn=adjust, **options)
+    assert both[1].shape == shape and torch.equal(both[0], alone[0])
+
+
 def test_options_that_decide_the_layout_stay():
     p = nn.Parameter(drawn(8, 8))
     opt = lowbit.Muon([p])

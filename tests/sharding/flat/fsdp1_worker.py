@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.nn.utils.parametrizations import weight_norm
 
 import lowbit
 from tests.support.digests import digest
@@ -31,9 +32,11 @@ class Words(nn.Module):
         return self.last(self.lm_head(self.layer(self.words(ids))))
 
 
-def wide(kind: str, tied: bool) -> list[str]:
-    """The names of parameters with full-precision state."""
+def wide(kind: str, tied: bool, normed: bool = False) -> list[str]:
+    """The names of parameters with full-precision state; with weight norm of embedding and head."""
     model: nn.Module = Words(tied)
+    if normed:
+        weight_norm(model.words), weight_norm(model.lm_head)
     orig = kind == "orig"
     if kind == "checkpoint_wrapper":
         model.lm_head = checkpoint_wrapper(model.lm_head)

@@ -22,6 +22,14 @@ def test_param_groups_keeps_the_same_state_wide(pool, kind, tied):
     assert pool.run(2, fsdp1_worker.wide, kind, tied) == [plain, plain]
 
 
+@pytest.mark.parametrize("kind", ["orig", "flat", "one_flat"])
+def test_param_groups_keeps_what_weights_are_computed_from_wide(pool, kind):
+    plain = wide("plain", False, True)
+    parts = {f"{layer}.parametrizations.weight.original1" for layer in ("words", "lm_head")}
+    assert parts <= set(plain) and "layer.weight" not in plain
+    assert pool.run(2, fsdp1_worker.wide, kind, False, True) == [plain, plain]
+
+
 def test_param_groups_finds_a_head_in_a_wrapper():
     assert wide("checkpoint_wrapper", False) == wide("plain", False)
 
