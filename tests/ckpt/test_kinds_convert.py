@@ -46,8 +46,8 @@ REFUSED = (
     ),
     (
         (
-            "lpmm_group_file lpmm_rank1_file lpmm_factor_file adafactor8bit_f2_file "
-            "adafactor8bit_al8_file adafactor8bit_golden_uf4_file adafactor8bit_golden_d8_file"
+            "lpmm_group_file lpmm_rank1_file lpmm_factor_file adafactor8bit_golden_uf4_file "
+            "adafactor8bit_golden_d8_file"
         ),
         "flashoptim",
         "which this checkpoint does not tell",
@@ -67,10 +67,10 @@ REFUSED = (
     ("fsdp2_flattened", "adafactor8bit", "no flattened state"),
     ("amsgrad*", "bitsandbytes lpmm flashoptim adafactor8bit", "keeps no max_exp_avg_sq"),
     ("sgd*", "torchao", "Adam and AdamW only"),
-    ("sgd*", "adafactor8bit", "keeps no momentum_buffer"),
+    ("sgd*", "adafactor8bit", "no optimizer that keeps these states"),
     (ADAFACTOR, "torchao", "Adam and AdamW only"),
     (ADAFACTOR, "bitsandbytes", "no optimizer that keeps these states"),
-    (ADAFACTOR, "lpmm flashoptim", "keeps no variance"),
+    (ADAFACTOR, "lpmm flashoptim", "no optimizer that keeps these states"),
     ("*_factored4*", "torch", "mean of rows or columns"),
     ("lpmm_factor_file", "torch", "mean of rows or columns"),
     ("*_factored4* lpmm_factor_file", "bitsandbytes torchao flashoptim", "keeps no exp_avg_sq_"),
@@ -82,7 +82,7 @@ REFUSED = (
 NO_WAY_BACK = (
     ("flashoptim_014_float32_file", "*", "which this checkpoint does not tell"),
     ("lowbit_factored4*", "adafactor8bit", "no optimizer that keeps these states"),
-    ("lpmm_factor_file", "adafactor8bit", "keeps no variance"),
+    ("lpmm_factor_file", "adafactor8bit", "no optimizer that keeps these states"),
     ("adafactor8bit_golden_uf4_file adafactor8bit_golden_d8_file", "lpmm", "its shape is nowhere"),
 )
 

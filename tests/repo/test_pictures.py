@@ -56,7 +56,9 @@ def test_every_picture_is_on_a_page_and_says_what_it_shows():
     pages = [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
     text = "".join(path.read_text() for path in pages)
     assert set(SHOWN.findall(text)) == {path.stem for path in FOLDER.glob("*.svg")}
-    assert all(len(said) > 20 for said in re.findall(r"!\[([^\]]*)\]\([^)]*pictures/", text))
+    assert all(
+        len(said) > 20 for said in re.findall(r"!\[([^\]]*)\]\([^)]*pictures/[^)]*svg", text)
+    )
 
 
 def test_the_recorded_memory_is_the_estimate(site):
