@@ -9,7 +9,7 @@ import re
 import subprocess
 from collections.abc import Callable
 
-PAGE = pathlib.Path(__file__).resolve().parent.parent / "ckpt-options.md"
+PAGE = pathlib.Path(__file__).resolve().parent.parent / "reference" / "ckpt-options.md"
 # A default that depends on the machine.
 THREADS = re.compile(r"(--threads N)=\d+")
 
