@@ -177,6 +177,8 @@ class StatefulOptimizer(Optimizer):
             arguments.check_group("the parameter group", param_group)
             arguments.warn_of_typos(param_group, self.defaults, self.warned)
             check_added(self, param_group)
+        if self._ready:
+            self.check_structure()  # a group that was removed before has no part in this
         with self._adding(param_group):
             super().add_param_group(param_group)
             if not self._ready or self._unbound():

@@ -188,6 +188,21 @@ def test_a_removed_group_was_not_replaced(again):
     assert opt.state[c]["step"] == 1 and opt.state[b]["step"] == 2 and opt.state[a]["step"] == 1
 
 
+def test_groups_that_were_replaced_whole_are_refused():
+    """Their state would begin anew in silence, and the old one could not be saved."""
+    opt = lowbit.AdamW([nn.Parameter(torch.ones(64, 64)), nn.Parameter(torch.ones(8))])
+    stepped = opt.param_groups[0]["params"]
+    for p in stepped:
+        p.grad = torch.ones_like(p)
+    opt.step()
+    new = [nn.Parameter(p.detach().clone()) for p in stepped]
+    opt.param_groups[:] = [{**group, "params": new} for group in opt.param_groups]
+    for p in new:
+        p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match="was replaced in the optimizer's groups"):
+        opt.step()
+
+
 def test_a_parameter_that_was_replaced_is_still_refused():
     _, b, opt = edited()
     opt.param_groups[0]["params"] = [param(3), b]
