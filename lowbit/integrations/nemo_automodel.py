@@ -18,10 +18,9 @@ from typing import Any, ClassVar
 from nemo_automodel.components.optim.optimizer import OptimizerConfig
 from torch import nn
 
-import lowbit
 from lowbit.config.hints import outside
 from lowbit.config.overrides import clean_name
-from lowbit.optim.named import no_optimizer, optimizer_named
+from lowbit.optim.named import groups_for, no_optimizer, optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
 # The options that are those of `lowbit.param_groups` and `lowbit.muon_param_groups`.
@@ -96,9 +95,7 @@ class LowbitConfig(OptimizerConfig):
         rules = [(re.compile(each.pattern), each) for each in self.param_group_overrides]
         made: list[dict[str, Any]] = []
         special = {key: self.options[key] for key in OF_GROUPS if key in self.options}
-        muon = isinstance(self._cls, type) and issubclass(self._cls, lowbit.MuonWithAdamW)
-        parts_of = lowbit.muon_param_groups if muon else lowbit.param_groups
-        for group in parts_of(part, **special):
+        for group in groups_for(self._cls)(part, **special):
             split: dict[int, dict[str, Any]] = {}
             for name, p in zip(group["param_names"], group["params"], strict=True):
                 number = next(

@@ -21,7 +21,7 @@ from lowbit import sharding
 from lowbit.config.types import StateFormat
 from lowbit.gradients.step_in_backward import InBackward
 from lowbit.integrations.deepspeed import bind_when_initialized
-from lowbit.optim.named import no_optimizer, optimizer_named
+from lowbit.optim.named import groups_for, no_optimizer, optimizer_named
 from lowbit.optim.optimizer import LowbitOptimizer
 
 # Optimizers of training runs that have ScheduleFreeCallback.
@@ -275,8 +275,8 @@ def build(
             f"export={export!r} needs DeepSpeed, and no DeepSpeed configuration is active: leave "
             "it out. FSDP1 always saves float32 moments"
         )
-    muon = isinstance(cls, type) and issubclass(cls, lowbit.MuonWithAdamW)
-    parts_of = lowbit.muon_param_groups if muon else lowbit.param_groups
+    parts_of = groups_for(cls)
+    muon = parts_of is lowbit.muon_param_groups
     adamw_decay = options.get("adamw_weight_decay") if muon else None
     decayed = set(Trainer.get_decay_parameter_names(None, model))  # type: ignore[arg-type]
     parts = parts_of(model, embeddings=embeddings, heads=heads)

@@ -1,12 +1,16 @@
-"""The public optimizers by their names, which configurations give."""
+"""The public optimizers by their names, which configurations give, and the groups of each."""
 
 from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Callable
+from typing import Any
 
 from lowbit.config.hints import did_you_mean
 from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.optim.param_groups import muon_param_groups, param_groups
+from lowbit.optim.rules.muon_with_adamw import MuonWithAdamW
 
 
 def optimizer_named(name: str) -> type[LowbitOptimizer] | None:
@@ -20,6 +24,14 @@ def optimizer_named(name: str) -> type[LowbitOptimizer] | None:
 def optimizer_names() -> list[str]:
     """The names of all of them, sorted."""
     return sorted(name for name in sys.modules["lowbit"].__all__ if optimizer_named(name))
+
+
+def groups_for(make: Callable[..., Any]) -> Callable[..., list[dict[str, Any]]]:
+    """What makes an optimizer's groups: `lowbit.muon_param_groups` for MuonWithAdamW, else
+    `lowbit.param_groups`.
+    """
+    muon = isinstance(make, type) and issubclass(make, MuonWithAdamW)
+    return muon_param_groups if muon else param_groups
 
 
 # Words in transformers' `optim` names that say who wrote the code, not which rule it is.

@@ -15,10 +15,8 @@ from lowbit.config.overrides import clean_name
 from lowbit.config.size import parsed
 from lowbit.config.types import StateFormat
 from lowbit.optim.ema import EMA_FORMAT, format_of
-from lowbit.optim.named import no_optimizer, optimizer_named, optimizer_names
+from lowbit.optim.named import groups_for, no_optimizer, optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
-from lowbit.optim.param_groups import muon_param_groups, param_groups
-from lowbit.optim.rules.muon_with_adamw import MuonWithAdamW
 from lowbit.planning.fit import Setting, fit
 from lowbit.planning.libraries import COUNT, LIBRARIES, MOMENTS, STEP, Library
 from lowbit.planning.models import meta_model
@@ -239,9 +237,7 @@ def _groups(model: nn.Module, make: Callable[..., Any], **formats: Any) -> list[
                 f"parameter {clean_name(name)!r} is a flat shard of FSDP1; estimate takes the "
                 "model before FullyShardedDataParallel wraps it"
             )
-    with_muon = isinstance(make, type) and issubclass(make, MuonWithAdamW)
-    named = muon_param_groups if with_muon else param_groups
-    if groups := named(model, **formats):
+    if groups := groups_for(make)(model, **formats):
         return groups
     raise ValueError("the model has no parameter that requires a gradient")
 

@@ -64,14 +64,21 @@ def test_a_state_dict_has_whole_steps(launches):
     assert [float(opt.state[p]["step"]) for p in used] == [1.0] * 4
 
 
-def test_what_fails_beside_is_raised_until_the_step_is_discarded(launches):
-    def broken():
-        raise MemoryError("no room")
+def broken():
+    raise MemoryError("no room")
 
+
+def failed(launches):
+    """As `made`, after a backward pass whose steps beside it have failed."""
     net, opt, released = made()
     launches.before = broken
     net(tokens(0)).backward()
     launches.go.set()
+    return net, opt, released
+
+
+def test_what_fails_beside_is_raised_until_the_step_is_discarded(launches):
+    net, opt, released = failed(launches)
     for ask in (opt.state_dict, opt.step, opt.step, lambda: net(tokens(0))):
         with pytest.raises(MemoryError, match="no room"):
             ask()
@@ -297,13 +304,7 @@ def test_a_gradient_that_is_copied_to_the_cpu_is_waited_for():
 
 
 def test_what_failed_beside_keeps_nothing_of_what_is_removed(launches):
-    def broken():
-        raise MemoryError("no room")
-
-    net, opt, released = made()
-    launches.before = broken
-    net(tokens(0)).backward()
-    launches.go.set()
+    net, opt, released = failed(launches)
     with pytest.raises(MemoryError, match="no room"):
         released.remove()
     launches.before = lambda: None
@@ -315,10 +316,6 @@ def test_what_failed_beside_keeps_nothing_of_what_is_removed(launches):
 
 def test_two_models_of_one_optimizer_are_both_waited_for(launches):
     """Whichever failed, and also when the other's handle is removed."""
-
-    def broken():
-        raise MemoryError("no room")
-
     x, one, two = torch.ones(8), nn.Linear(8, 8), nn.Linear(8, 8)
     named = nn.ModuleList([one, two]).named_parameters()
     opt = lowbit.AdamW(named, lr=1e-2)

@@ -218,8 +218,7 @@ class Totals {
 void warn_of_exclude(const Document& document, const Result<Model>& model,
                      const Selection& selection, Json& out) {
   if (selection.exclude.empty()) return;
-  std::vector<std::string> names;
-  for (const Leaf& leaf : document.leaves) names.push_back(leaf.name());
+  std::vector<std::string> names = leaf_names(document);
   if (model.ok()) {
     for (const Param& param : model.value().params) {
       for (const State& state : param.states) names.push_back(param.name + "." + state.name);

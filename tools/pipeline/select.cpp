@@ -36,13 +36,13 @@ std::vector<std::string> unmatched(const char* option, const std::vector<std::st
   return lines;
 }
 
+}  // namespace
+
 std::vector<std::string> leaf_names(const Document& document) {
   std::vector<std::string> names;
   for (const Leaf& leaf : document.leaves) names.push_back(leaf.name());
   return names;
 }
-
-}  // namespace
 
 bool selected(const Selection& selection, std::string_view name) {
   return (selection.include.empty() || any_matches(selection.include, name)) &&

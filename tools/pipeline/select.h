@@ -15,6 +15,8 @@ bool selected(const Selection& selection, std::string_view name);
 
 /// The same of something that has several names: one of them must fit `include`, none `exclude`.
 bool selected(const Selection& selection, const std::vector<std::string>& names);
+/// The names of a document's leaves, in its order.
+std::vector<std::string> leaf_names(const Document& document);
 /// What a state may be called: `name`, which is PARAMETER.STATE, and as the leaves that hold it.
 std::vector<std::string> names_of(const std::string& name, const State& state);
 

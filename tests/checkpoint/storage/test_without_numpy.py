@@ -7,17 +7,7 @@ import sys
 
 import pytest
 
-from lowbit.checkpoint import native
-from tests.support.require import need
-
 pytestmark = pytest.mark.slow
-
-need(
-    "ckpt",
-    native._checkpoint is not None,
-    "lowbit was built without its checkpoint module",
-    module=True,
-)
 
 PROGRAM = """
 import sys
@@ -47,7 +37,7 @@ print("done")
 """
 
 
-def test_a_save_and_a_load(tmp_path):
+def test_a_save_and_a_load(ckpt, tmp_path):
     command = [sys.executable, "-c", PROGRAM, str(tmp_path / "run")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0 and done.stdout == "done\n", done.stderr
