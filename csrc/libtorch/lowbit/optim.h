@@ -318,8 +318,10 @@ class Optimizer : public torch::optim::Optimizer {
       const std::vector<Tensor>& params = param_groups()[g].params();
       TORCH_CHECK(ids.size() == params.size(), "lowbit: group ", g, " of the state dict has ",
                   ids.size(), " parameters, here ", params.size());
-      TORCH_CHECK(!group.contains("cautious") || !group.at("cautious").toBool(), "lowbit: group ",
-                  g, " of the state dict has cautious=True, which C++ does not step");
+      const torch::IValue cautious =
+          group.contains("cautious") ? group.at("cautious") : torch::IValue(false);
+      TORCH_CHECK(cautious.isNone() || (cautious.isBool() && !cautious.toBool()), "lowbit: group ",
+                  g, " of the state dict has cautious=", cautious, ", which C++ does not step");
       settings.push_back(static_cast<const O&>(param_groups()[g].options()));
       settings.back().each([&](const char* name, auto& x) {
         if (group.contains(name)) detail::read_value(group.at(name), x);
