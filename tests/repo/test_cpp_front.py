@@ -249,6 +249,51 @@ def test_the_rule_is_that_of_the_file(trained, tmp_path):
         assert done.returncode != 0 and said in done.stderr
 
 
+def test_state_is_loaded_by_names(trained, tmp_path):
+    """A Python model may register its layers in another order; by position, state of equal shapes
+    would be swapped in silence.
+    """
+    rules, params = trained[0] / "build" / "rules", params_of_rules()
+    for p in params.values():
+        p.grad = torch.randn_like(p)
+    turned = dict(reversed(params.items()))
+    opt = lowbit.AdamW([(f"module.{name}", p) for name, p in turned.items()])
+    opt.step()
+    saved = opt.state_dict()
+    saved["param_groups"][0]["cautious"] = None
+    torch.save(saved, tmp_path / "from.pt")
+    run(rules, "load", tmp_path / "from.pt", tmp_path / "to.pt")
+    loaded = torch.load(tmp_path / "to.pt", weights_only=True)
+    assert loaded["param_groups"][0]["param_names"] == list(params)
+    for i, p in enumerate(params.values()):
+        assert_equal(loaded["state"][i], opt.state[p])
+    for names, said in (
+        (["other", *list(turned)[1:]], "no parameter named vector"),
+        (list(turned)[:1] * 4, "two parameters named vector"),
+        (list(turned)[:3], "3 param_names for 4 parameters"),
+    ):
+        saved["param_groups"][0]["param_names"] = names
+        torch.save(saved, tmp_path / "from.pt")
+        command = [rules, "load", tmp_path / "from.pt", tmp_path / "no.pt"]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert done.returncode != 0 and said in done.stderr
+
+
+@pytest.mark.parametrize(
+    "kind, said",
+    [
+        ("dtype", "a parameter was Float [64, 77] and is now BFloat16 [64, 77]"),
+        ("shape", "a parameter was Float [64, 77] and is now Float [64, 7]"),
+        ("grad", "a gradient is [7] on cpu, its parameter [64, 77] on the CPU"),
+        ("backward", "modified by an inplace operation"),
+    ],
+)
+def test_a_step_that_would_write_where_it_must_not_is_refused(trained, kind, said):
+    command = [trained[0] / "build" / "rules", "misuse", kind]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode != 0 and said in done.stderr, done.stderr
+
+
 def test_a_group_that_was_added_is_saved_before_its_first_step(trained, tmp_path):
     """Without names, which are those of the first group."""
     run(trained[0] / "build" / "rules", "groups", tmp_path / "saved.pt")

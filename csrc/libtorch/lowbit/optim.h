@@ -19,8 +19,10 @@
 #include <fstream>
 #include <iterator>
 #include <memory>
+#include <numeric>
 #include <string>
 #include <tuple>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -190,11 +192,42 @@ inline std::vector<char> to_bytes(const IValue& value) {
   return bytes;
 }
 
+/// Where in a saved group each of these parameters is: by name where both have names, else as they
+/// are. Throws c10::Error where a name is missing or there twice.
+inline std::vector<size_t> places(const Dict& group, size_t count,
+                                  const std::vector<std::string>& names) {
+  std::vector<size_t> all(count);
+  std::iota(all.begin(), all.end(), size_t{0});
+  if (!group.contains("param_names") || names.size() != count) return all;
+  const auto saved = group.at("param_names").toList();
+  TORCH_CHECK(saved.size() == count, "lowbit: a group of the state dict has ", saved.size(),
+              " param_names for ", count, " parameters");
+  std::unordered_map<std::string, size_t> place;
+  for (size_t i = 0; i < count; ++i) {
+    const std::string name = clean_name(IValue(saved.get(i)).toStringRef());
+    TORCH_CHECK(place.emplace(name, i).second, "lowbit: the state dict has two parameters named ",
+                name);
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const auto found = place.find(clean_name(names[i]));
+    TORCH_CHECK(found != place.end(), "lowbit: the state dict has no parameter named ", names[i],
+                "; to load by position, build the optimizer of a list without names");
+    all[i] = found->second;
+  }
+  return all;
+}
+
 struct State : torch::optim::OptimizerCloneableParamState<State> {
-  State(std::string r, ParamState p, uint32_t s)
-      : rule(std::move(r)), param_state(std::move(p)), stream(s) {}
+  State(std::string r, ParamState p, const Tensor& param, uint32_t s)
+      : rule(std::move(r)),
+        param_state(std::move(p)),
+        dtype(param.scalar_type()),
+        shape(param.sizes().vec()),
+        stream(s) {}
   std::string rule;
   ParamState param_state;
+  at::ScalarType dtype;
+  std::vector<int64_t> shape;
   uint32_t stream;
   int64_t step = 0;
   std::vector<Tensor> tensors;
@@ -242,6 +275,12 @@ class Optimizer : public torch::optim::Optimizer {
                   "lowbit: in C++ parameters are stepped on the CPU, and one is on ", p.device());
       TORCH_CHECK(p.grad().layout() == at::kStrided, "lowbit: gradients must be dense");
       detail::State& s = state_of(p);
+      TORCH_CHECK(p.scalar_type() == s.dtype && p.sizes() == s.shape, "lowbit: a parameter was ",
+                  s.dtype, " ", s.shape, " and is now ", p.scalar_type(), " ", p.sizes(),
+                  "; make a new optimizer");
+      TORCH_CHECK(p.grad().sizes() == p.sizes() && p.grad().device().is_cpu(),
+                  "lowbit: a gradient is ", p.grad().sizes(), " on ", p.grad().device(),
+                  ", its parameter ", p.sizes(), " on the CPU");
       TORCH_CHECK(s.rule == options.rule(), "lowbit: the options' rule was ", s.rule,
                   " and is now ", options.rule(), ", which has other state; make a new optimizer");
       const Tensor value = p.contiguous(), grad = p.grad().contiguous();
@@ -251,7 +290,10 @@ class Optimizer : public torch::optim::Optimizer {
           [](int64_t n, const std::function<void(int64_t, int64_t)>& part) {
             at::parallel_for(0, n, /*grain=*/64, part);
           });
-      if (!value.is_same(p)) p.copy_(value);
+      if (value.is_same(p))
+        p.unsafeGetTensorImpl()->bump_version();  // for a backward pass that saved the old value
+      else
+        p.copy_(value);
     });
     return loss;
   }
@@ -296,8 +338,8 @@ class Optimizer : public torch::optim::Optimizer {
     return all;
   }
 
-  /// Takes what `state_dict()` gave, here or in Python, in the same formats; settings are the
-  /// loaded ones, and the rule follows them. Throws c10::Error with what does not fit, and has then
+  /// Takes what `state_dict()` gave, here or in Python, in the same formats, by names where both
+  /// have names; settings are the loaded ones, and the rule follows them. Throws c10::Error with what does not fit, and has then
   /// changed nothing.
   void load_state_dict(const torch::IValue& value) {
     const torch::NoGradGuard no_grad;
@@ -326,11 +368,13 @@ class Optimizer : public torch::optim::Optimizer {
       settings.back().each([&](const char* name, auto& x) {
         if (group.contains(name)) detail::read_value(group.at(name), x);
       });
+      const std::vector<size_t> places =
+          detail::places(group, ids.size(), names_of(index + 1, ids.size()));
       for (size_t i = 0; i < ids.size(); ++i) {
         const Tensor& p = params[i];
         ++index;
         if (!p.requires_grad()) continue;
-        const int64_t id = torch::IValue(ids.get(i)).toInt();
+        const int64_t id = torch::IValue(ids.get(places[i])).toInt();
         TORCH_CHECK(saved.contains(id), "lowbit: the state dict has no state of parameter ", index);
         const detail::Dict entry = saved.at(id).toGenericDict();
         detail::State* s = &state_of(p);
@@ -395,6 +439,13 @@ class Optimizer : public torch::optim::Optimizer {
       for (Tensor& p : group.params()) fn(static_cast<O&>(group.options()), p, index++);
     }
   }
+  /// The names of `count` parameters from number `first` on; empty where they have none.
+  std::vector<std::string> names_of(int64_t first, size_t count) const {
+    const auto begin = static_cast<size_t>(first);
+    if (begin + count > names_.size()) return {};
+    const auto at = names_.begin() + static_cast<std::ptrdiff_t>(begin);
+    return {at, at + static_cast<std::ptrdiff_t>(count)};
+  }
   detail::State& state_of(const Tensor& p) {
     return static_cast<detail::State&>(*state_.at(p.unsafeGetTensorImpl()));
   }
@@ -403,7 +454,7 @@ class Optimizer : public torch::optim::Optimizer {
     const std::string rule = options.rule();
     auto s = std::make_unique<detail::State>(
         rule, ParamState(rule, p.sizes().vec(), detail::name_of(p.scalar_type()), options.keep()),
-        number < names_.size() ? stream_of(names_[number]) : static_cast<uint32_t>(index));
+        p, number < names_.size() ? stream_of(names_[number]) : static_cast<uint32_t>(index));
     for (const StateTensor& t : s->param_state.tensors())
       s->tensors.push_back(torch::zeros(t.shape, detail::dtype_of(t.dtype)));
     s->param_state.fresh(s->pointers());

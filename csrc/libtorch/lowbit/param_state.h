@@ -64,8 +64,10 @@ class ParamState {
   std::vector<StateTensor> tensors_;
 };
 
-/// The stream of random bits of a parameter: of its name without what wrappers put into it, such as
-/// "module." (csrc/policy/names.h).
+/// A parameter's name without what wrappers put into it, such as "module." (csrc/policy/names.h).
+std::string clean_name(const std::string& name);
+
+/// The stream of random bits of a parameter: of its clean name.
 uint32_t stream_of(const std::string& name);
 
 /// Writes a file that appears whole or not at all. Throws std::runtime_error.

@@ -10,6 +10,11 @@
 //   rules groups SAVED
 //
 // writes what an AdamW loaded from a file; and an AdamW to which a group was added.
+//
+//   rules misuse dtype|shape|grad|backward
+//
+// steps a parameter of another dtype or shape than it had, or with another shape's gradient; or
+// between a forward and its backward pass.
 #include <torch/serialize.h>
 
 #include <cstdio>
@@ -57,6 +62,19 @@ int groups(const char* saved) {
   return 0;
 }
 
+int misuse(const std::string& kind) {
+  Named params = made();
+  lowbit::SGD opt(params, lowbit::SGDOptions(1e-2));
+  torch::Tensor& p = params["wide"];
+  if (kind == "dtype") p.set_data(p.detach().to(at::kBFloat16));
+  if (kind == "shape") p.set_data(torch::zeros({64, 7}));
+  const torch::Tensor loss = p.mul(p).sum();
+  p.mutable_grad() = kind == "grad" ? torch::ones({7}) : torch::ones_like(p);
+  opt.step();
+  loss.backward();
+  return 0;
+}
+
 template <class Optimizer, class Options>
 int run(const Options& options, char** paths) {
   Named params = made();
@@ -89,6 +107,7 @@ int run(const Options& options, char** paths) {
 int main(int argc, char** argv) {
   if (argc == 4 && std::string(argv[1]) == "load") return load(argv[2], argv[3]);
   if (argc == 3 && std::string(argv[1]) == "groups") return groups(argv[2]);
+  if (argc == 3 && std::string(argv[1]) == "misuse") return misuse(argv[2]);
   if (argc != 5) return std::fprintf(stderr, "rules RULE SAVED ARCHIVE RECORD\n"), 2;
   const std::string rule = argv[1];
   using lowbit::AdamWOptions, lowbit::LionOptions, lowbit::SGDOptions;
