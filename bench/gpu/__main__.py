@@ -5,6 +5,8 @@
     python -m bench.gpu --wheel FILE                      takes a wheel of lowbit, builds nothing
     python -m bench.gpu --parts bits speed --minutes 4    some parts (bench/gpu/stages.py), in order
     python -m bench.gpu --wheels FOLDER                   installs baselines for the bench first
+    python -m bench.gpu --out A --work B                  results in A; logs, and what is installed,
+                                                          in B instead of A/gpu
     python -m bench.gpu --rehearse                        the same on the CPU, at tiny sizes
     python -m bench.gpu --page out/gpu.json               rewrites the page
 
@@ -247,11 +249,15 @@ def write(report: dict, path: pathlib.Path) -> None:
 
 
 def run(
-    options: list[str], out: pathlib.Path, choice: Choice | None = None, minutes: float = MINUTES
+    options: list[str],
+    out: pathlib.Path,
+    choice: Choice | None = None,
+    minutes: float = MINUTES,
+    work: pathlib.Path | None = None,
 ) -> int:
     from bench.measuring import machine
 
-    folder = out / "gpu"
+    folder = work or out / "gpu"
     folder.mkdir(parents=True, exist_ok=True)
     report: dict = {"machine": describe(), "stages": [], "seconds": 0.0}
     passed: set[str] = set()
@@ -286,7 +292,13 @@ def run(
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out")
+    parser.add_argument("--out", type=pathlib.Path, default=ROOT / "out", help="for the results")
+    parser.add_argument(
+        "--work",
+        type=pathlib.Path,
+        metavar="FOLDER",
+        help="for logs and what is installed; gpu/ beside the results by default",
+    )
     parser.add_argument(
         "--page",
         type=pathlib.Path,
@@ -328,9 +340,10 @@ def main() -> int:
             "make gpu cannot run here:", *[f"  - {r}" for r in reasons], sep="\n", file=sys.stderr
         )
         return 2
-    out = given.out.resolve()
+    out, work = given.out.resolve(), given.work.resolve() if given.work else None
     os.chdir(ROOT)
-    return run([x for option in given.options for x in ("-C", option)], out, choice, given.minutes)
+    options = [x for option in given.options for x in ("-C", option)]
+    return run(options, out, choice, given.minutes, work)
 
 
 if __name__ == "__main__":

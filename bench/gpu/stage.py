@@ -189,7 +189,7 @@ def sanitizer(path: pathlib.Path) -> Callable[[str], dict]:
             line
             for line in lines
             if line.startswith(("Invalid", "Error", "Warning", "Misaligned", "Race", "Program hit"))
-            or "hazard" in line
+            or ("hazard" in line and "SUMMARY" not in line)  # clean: "0 hazards displayed"
         ]
         return {
             "summary": summary[-1] if summary else "the tool ended before its summary",

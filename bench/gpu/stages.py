@@ -118,10 +118,10 @@ class Stages:
         if choice.wheel:
             site = str(folder / "site")
             path = os.pathsep.join([f"{site}/bin", os.environ.get("PATH", "")])
-            self.env = {"PYTHONPATH": site, "PATH": path}
+            self.env = {"PYTHONPATH": joined(site, os.environ.get("PYTHONPATH")), "PATH": path}
         self.installs, self.with_baselines = baselines(folder, choice.wheels)
         if self.with_baselines and choice.wheel:
-            both = os.pathsep.join([self.with_baselines["PYTHONPATH"], self.env["PYTHONPATH"]])
+            both = joined(self.with_baselines["PYTHONPATH"], self.env["PYTHONPATH"])
             self.with_baselines = {"PYTHONPATH": both}
 
     def tree(self) -> pathlib.Path:
@@ -278,9 +278,14 @@ def baselines(
             "baselines": {d.metadata["Name"]: d.version for d in distributions(path=[str(target)])}
         }
 
-    path = os.pathsep.join(p for p in (str(target), os.environ.get("PYTHONPATH", "")) if p)
+    path = joined(str(target), os.environ.get("PYTHONPATH"))
     command = install if found else f"there are no wheels in {wheels}"
     return [Stage("baselines", 60, command, {}, read)], {"PYTHONPATH": path}
+
+
+def joined(*paths: str | None) -> str:
+    """Folders of a search path, without those that are not there."""
+    return os.pathsep.join(path for path in paths if path)
 
 
 def nvcc() -> str | None:

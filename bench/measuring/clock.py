@@ -43,6 +43,7 @@ def rounds(
     number: int,
     budget: float,
     always: Sequence[str] = (),
+    failed: dict[str, Exception] | None = None,
 ) -> Times:
     """Seconds of each turn, round by round. Each round begins with another contestant.
 
@@ -51,17 +52,28 @@ def rounds(
         number: number of rounds.
         budget: seconds after which a name is skipped (None in its list), from the third round on.
         always: names that are never skipped.
+        failed: gets the error of each turn that raises one. That name takes no further turn, and
+            has no times. Without it the error is raised.
     """
     times: Times = {name: [] for name, _ in turns}
     used = dict.fromkeys(times, 0.0)
     for r in range(number):
         for i in range(len(turns)):
             name, turn = turns[(i + r) % len(turns)]
+            if name not in times:
+                continue
             if r >= 2 and used[name] > budget and name not in always:
                 times[name].append(None)
                 continue
             begin = time.perf_counter()
-            times[name].append(turn())
+            try:
+                times[name].append(turn())
+            except Exception as error:
+                if failed is None:
+                    raise
+                failed[name] = error
+                del times[name]
+                continue
             used[name] += time.perf_counter() - begin
     return times
 

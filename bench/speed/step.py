@@ -46,7 +46,8 @@ def run(settings: Settings, say: Say) -> Iterator[list[dict]]:
                     "missing": {"all": f"{type(error).__name__}: {str(error)[:300]}"},
                 }
             )
-            gc.collect()
+        # Only here: while the error is handled, its traceback holds what the workload allocated.
+        emptied(settings.device)
         yield results
     if not any(r["rows"] for r in results):
         raise RuntimeError(
@@ -133,7 +134,7 @@ def case(
                 entries.append(entry)
                 continue
             except Exception as error:  # any error of a baseline is a line of the page
-                reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+                reason = short(error)
         missing[entry.name] = reason
     results = []
     for threads in settings.threads:
@@ -142,12 +143,17 @@ def case(
             f"{workload.name}: {len(entries)} contestants with {threads} "
             f"thread{'s' * (threads > 1)}"
         )
-        times = clock.rounds(
-            [(e.name, turn(e, settings.device)) for e in entries],
-            settings.rounds,
-            settings.budget,
-            always=(roster.ALL[0].name, Copy.name),
-        )
+        failed: dict[str, Exception] = {}
+        turns = []
+        for e in entries:
+            try:
+                turns.append((e.name, turn(e, settings.device)))
+            except Exception as error:
+                failed[e.name] = error
+        always = (roster.ALL[0].name, Copy.name)
+        times = clock.rounds(turns, settings.rounds, settings.budget, always, failed)
+        entries = [e for e in entries if e.name in times]
+        told = {name: short(error) for name, error in failed.items()}
         results.append(
             {
                 "workload": workload.name,
@@ -156,15 +162,22 @@ def case(
                 "numel": numel(shapes),
                 "threads": threads,
                 "rows": rows(entries, times, numel(shapes)),
-                "missing": missing if threads == settings.threads[0] else {},
+                "missing": missing | told if threads == settings.threads[0] else told,
                 "clocks": machine.gpu_clocks() if settings.device == "cuda" else {},
             }
         )
-    del entries, params
-    gc.collect()
-    if settings.device == "cuda":
-        torch.cuda.empty_cache()
     return results
+
+
+def short(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:160]}"
+
+
+def emptied(device: str) -> None:
+    """Gives back the memory of what is gone, for the next workload to find."""
+    gc.collect()
+    if device == "cuda":
+        torch.cuda.empty_cache()
 
 
 def turn(entry: Contestant, device: str) -> Callable[[], float]:

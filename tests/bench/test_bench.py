@@ -312,6 +312,42 @@ def test_what_pytest_and_the_sanitizers_say(tmp_path):
     found = sanitizer(log)("a PASSED\n")
     assert found["summary"] == "ERROR SUMMARY: 1 error" and len(found["errors"]) == 1
     assert "ended before its summary" in sanitizer(tmp_path / "none.txt")("")["summary"]
+    log.write_text(
+        "========= COMPUTE-SANITIZER\n========= Error: Race reported between Write access at 0x30\n"
+        "========= and Read access at 0x50 [64 hazards]\n"
+        "========= RACECHECK SUMMARY: 1 hazard displayed (1 error, 0 warnings)\n"
+    )
+    assert len(sanitizer(log)("")["errors"]) == 2
+    log.write_text(
+        "========= COMPUTE-SANITIZER\n"
+        "========= RACECHECK SUMMARY: 0 hazards displayed (0 errors, 0 warnings)\n"
+    )
+    assert sanitizer(log)("")["errors"] == []
+
+
+def test_a_contestant_that_fails_leaves_the_others(monkeypatch):
+    """On a card a baseline may break in its second step, after it was prepared."""
+
+    class Breaks(Eight):
+        name = "breaks in a later turn"
+        left = 5
+
+        def step(self):
+            self.left -= 1
+            if self.left < 0:
+                raise ValueError("the fifth step was the last\nof many")
+            super().step()
+
+    class BreaksAtOnce(Breaks):
+        name = "breaks at once"
+        left = 0
+
+    monkeypatch.setattr(roster, "ALL", (Torch, Breaks, BreaksAtOnce, Eight))
+    chosen = settings.Settings("tiny", threads=(1,), rounds=3)
+    (result,) = step.case(chosen, print, workload.THOUSAND, [(64, 64)], "", {})
+    assert [r["name"] for r in result["rows"]] == [Torch.name, Eight.name]
+    assert result["missing"][Breaks.name] == "ValueError: the fifth step was the last"
+    assert BreaksAtOnce.name in result["missing"]
 
 
 @pytest.mark.parametrize("many", [[], ["--numprocesses", "1"]], ids=["one", "xdist"])
