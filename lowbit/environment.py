@@ -114,6 +114,8 @@ def _gpu_line(gpu: dict[str, Any]) -> str:
         "PTX": "compiles kernels at the first start, some 20 seconds",
         None: "has no kernels: build for it",
     }[gpu["code"]]
+    if gpu["code"] is None and int(gpu["capability"]) < 80:
+        code = "has no kernels, which need sm_80 or newer"
     return f"{gpu['name']}, sm_{gpu['capability']}, {gpu['bytes'] / 2**30:.1f} GiB, {code}"
 
 

@@ -9,10 +9,11 @@ namespace lowbit::cuda {
 inline const char* explain(cudaError_t error, const char* doing) {
   if (error == cudaSuccess) return nullptr;
   const char* hint = "";
-  if (error == cudaErrorNoKernelImageForDevice) {
+  if (error == cudaErrorNoKernelImageForDevice || error == cudaErrorInvalidDeviceFunction) {
     hint =
         "; lowbit was not built for this GPU's architecture: build again with it in "
-        "LOWBIT_CUDA_ARCHS";
+        "LOWBIT_CUDA_ARCHS, or, if its compute capability is below 8.0, which has no kernels, keep "
+        "its parameters on the CPU";
   } else if (error == cudaErrorUnsupportedPtxVersion) {
     hint =
         "; this GPU compiles lowbit's PTX, which is newer than its driver: update the driver, or "

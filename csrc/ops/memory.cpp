@@ -4,11 +4,50 @@
 #include <torch/csrc/stable/accelerator.h>
 #include <torch/csrc/stable/device.h>
 
+#include <algorithm>
+#include <functional>
+#include <mutex>
+#include <vector>
+
 #include "cuda/library.h"
 #include "ops/ops.h"
 
 namespace lowbit {
 namespace {
+
+/// Blocks whose tensors ended while a graph was captured: to free them then would end the capture.
+struct Ended {
+  std::mutex mutex;
+  std::vector<CudaBlock> blocks;
+};
+Ended& ended() {
+  static auto* all = new Ended;  // tensors may end behind the end of static objects
+  return *all;
+}
+
+bool captures(const cuda::Library& library, int device) {
+  bool yes = false;
+  return library.retain(device, library.current_stream(device), nullptr, nullptr, &yes) ==
+             nullptr &&
+         yes;
+}
+
+/// Frees what has ended on the device, which is the current one, unless a graph is captured there.
+void free_ended(const cuda::Library& library, int device) {
+  std::vector<CudaBlock> blocks;
+  {
+    Ended& all = ended();
+    const std::lock_guard<std::mutex> lock(all.mutex);
+    const auto there = [&](const CudaBlock& block) { return block.device == device; };
+    if (std::none_of(all.blocks.begin(), all.blocks.end(), there) || captures(library, device))
+      return;
+    const auto rest =
+        std::stable_partition(all.blocks.begin(), all.blocks.end(), std::not_fn(there));
+    blocks.assign(rest, all.blocks.end());
+    all.blocks.erase(rest, all.blocks.end());
+  }
+  for (const CudaBlock& block : blocks) library.free(&block);
+}
 
 int64_t bytes_of(torch::headeronly::ScalarType dtype) {
   using torch::headeronly::ScalarType;
@@ -21,7 +60,11 @@ int64_t bytes_of(torch::headeronly::ScalarType dtype) {
 void free(const CudaBlock& block) noexcept {
   try {
     torch::stable::accelerator::DeviceGuard guard(block.device);
-    cuda::library().free(&block);
+    {
+      const std::lock_guard<std::mutex> lock(ended().mutex);
+      ended().blocks.push_back(block);
+    }
+    free_ended(cuda::library(), block.device);
   } catch (...) {
   }
 }
@@ -47,6 +90,7 @@ Tensor allocate(std::vector<int64_t> size, std::string dtype, int64_t device, st
   CudaBlock block{static_cast<int>(device), memory == "managed" ? kManaged : kPinned, bytes,
                   nullptr};
   torch::stable::accelerator::DeviceGuard guard(block.device);
+  free_ended(library, block.device);
   const char* error = library.allocate(&block);
   STD_TORCH_CHECK(error == nullptr, op, ": ", error);
   // torch asks CUDA which device the address belongs to: the one that was current, which is this.

@@ -66,7 +66,8 @@ def test_gpus_are_named(monkeypatch):
         ),
     )
     monkeypatch.setattr(torch, "cuda", cuda)
-    catalog = {**ops.catalog(), "cuda": ["80", "90-real"]}
+    built = ["80", "90-real"]
+    catalog = {**ops.catalog(), "cuda": built}
     monkeypatch.setattr(ops, "catalog", lambda: catalog)
     monkeypatch.setattr(ops, "cuda_error", lambda: "")
     lines = environment.described(environment.environment()).splitlines()
@@ -74,7 +75,13 @@ def test_gpus_are_named(monkeypatch):
     gpus = [line for line in lines if line.startswith("GPU ")]
     assert gpus[0] == "GPU 0: NVIDIA H200, sm_90, 139.0 GiB, has kernels"
     assert "compiles kernels at the first start" in gpus[1]
-    assert gpus[2].endswith("has no kernels: build for it")
+    assert gpus[2].endswith("has no kernels, which need sm_80 or newer")
+    built.remove("80")
+    lines = environment.described(environment.environment()).splitlines()
+    assert any(
+        line.endswith("NVIDIA Thor, sm_110, 139.0 GiB, has no kernels: build for it")
+        for line in lines
+    )
 
 
 def test_what_is_missing_is_said(monkeypatch, tmp_path):

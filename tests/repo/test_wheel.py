@@ -34,6 +34,29 @@ def test_modules_are_of_the_stable_abi(thing, module):
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.parametrize(
+    "release, given, code, said",
+    [
+        ("12.0", "AUTO", 0, "no kernels for GPUs: {} is of CUDA 12.0"),
+        ("11.8", "ON", 1, "build without kernels for GPUs by LOWBIT_CUDA=OFF"),
+        ("12.1", "ON", 0, ""),
+    ],
+)
+def test_an_old_nvcc_builds_no_kernels(tmp_path, release, given, code, said):
+    """Distributions have some that cannot compile them, and a CPU build would do."""
+    cmake = shutil.which("cmake", path=pathlib.Path(sys.executable).parent) or shutil.which("cmake")
+    need("cpp", cmake is not None, "cmake is not installed")
+    nvcc = tmp_path / "nvcc"
+    nvcc.write_text(f'#!/bin/sh\necho "Cuda compilation tools, release {release}, V{release}.9"\n')
+    nvcc.chmod(0o755)
+    chosen = [f"-DLOWBIT_CUDA={given}", f"-DCMAKE_CUDA_COMPILER={nvcc}", "-Dwith_cuda=ON"]
+    command = [cmake, *chosen, "-P", ROOT / "csrc" / "cuda" / "toolkit.cmake"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    printed = " ".join((done.stdout + done.stderr).split())
+    assert done.returncode == code and said.format(nvcc) in printed, printed
+    assert bool(printed) == bool(said)
+
+
 def test_nothing_ties_the_package_to_one_python():
     assert 'wheel.py-api = "cp310"' in PYPROJECT and 'requires-python = ">=3.10"' in PYPROJECT
     assert "Py_LIMITED_API=0x030A0000" in (ROOT / "tools" / "CMakeLists.txt").read_text()

@@ -282,6 +282,7 @@ using cudaStream_t = void*;
 enum cudaError_t {
   cudaSuccess,
   cudaErrorNoKernelImageForDevice,
+  cudaErrorInvalidDeviceFunction,
   cudaErrorUnsupportedPtxVersion,
   cudaErrorInsufficientDriver
 };

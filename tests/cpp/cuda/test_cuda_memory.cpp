@@ -16,6 +16,7 @@ enum cudaError_t {
   cudaSuccess,
   cudaErrorMemoryAllocation,
   cudaErrorNoKernelImageForDevice,
+  cudaErrorInvalidDeviceFunction,
   cudaErrorUnsupportedPtxVersion,
   cudaErrorInsufficientDriver
 };
@@ -313,6 +314,7 @@ void test_sentences() {
   check(explain(cudaSuccess, "x") == nullptr, "success needs no sentence");
   const std::pair<cudaError_t, const char*> hints[] = {
       {cudaErrorNoKernelImageForDevice, "build again with it in LOWBIT_CUDA_ARCHS"},
+      {cudaErrorInvalidDeviceFunction, "below 8.0, which has no kernels, keep its parameters"},
       {cudaErrorUnsupportedPtxVersion, "lowbit's PTX, which is newer than its driver"},
       {cudaErrorInsufficientDriver, "update it, or build with an older toolkit"}};
   for (const auto& [error, hint] : hints) {
