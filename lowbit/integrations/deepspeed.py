@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -170,10 +171,12 @@ def _reader(zero: Any) -> Callable[[Any], Iterator[FlatSlice]] | None:
 def _of_stages_1_and_2(zero: Any) -> Iterator[FlatSlice]:
     for i, tensor in enumerate(zero.single_partition_of_fp32_groups):
         group, size = zero.real_dp_process_group[i], int(zero.partition_size[i])
-        members = zip(
-            zero.round_robin_bit16_groups[i], zero.round_robin_bit16_offsets[i], strict=True
-        )
-        for p, begin in members:
+        members = zero.round_robin_bit16_groups[i]
+        if (offsets := getattr(zero, "round_robin_bit16_offsets", None)) is not None:
+            begins = offsets[i]
+        else:  # an older DeepSpeed leaves no room between parameters
+            begins = [0, *itertools.accumulate(p.numel() for p in members)][:-1]
+        for p, begin in zip(members, begins, strict=True):
             yield _section(zero, tensor, p, p.shape, begin, size, group)
 
 
@@ -188,11 +191,12 @@ def _of_bf16_optimizer(zero: Any) -> Iterator[FlatSlice]:
 
 
 def _of_stage_3(zero: Any) -> Iterator[FlatSlice]:
+    groups = getattr(zero, "sub_group_process_groups", None)  # since DeepSpeed 0.19.3
     for i, tensor in enumerate(zero.fp32_partitioned_groups_flat):
+        group = zero.dp_process_group if groups is None else groups[i]
         at = 0
         for p in zero.fp16_groups[i]:
             size = p.partition_numel()
-            group = zero.sub_group_process_groups[i]
             yield _section(zero, tensor, p, p.ds_shape, 0, size, group, at)
             at += size
 
@@ -200,7 +204,12 @@ def _of_stage_3(zero: Any) -> Iterator[FlatSlice]:
 def _section(
     zero: Any, tensor: Any, p: Any, shape: Any, begin: int, size: int, group: Any, at: int = 0
 ) -> FlatSlice:
-    return sharding.section(tensor, zero.param_names[p], tuple(shape), begin, size, group, at)
+    if (names := getattr(zero, "param_names", None)) is None:
+        raise ValueError(
+            f"DeepSpeed's {type(zero).__name__} keeps no names of parameters (param_names), which "
+            "state follows: in stage 3 use DeepSpeed 0.18.4 or later"
+        )
+    return sharding.section(tensor, names[p], tuple(shape), begin, size, group, at)
 
 
 def _groups(zero: Any, opt: LowbitOptimizer) -> list[list[Any]]:

@@ -2,6 +2,7 @@
 was bound; a stand-in does the same without the package.
 """
 
+import functools
 import sys
 import types
 from unittest import mock
@@ -134,6 +135,42 @@ def test_bound_partitions_step():
         p.grad = torch.ones_like(p)
     lowbit.AdamW([("weight", alone[0]), ("bias", alone[1])]).step()
     assert torch.equal(vector.detach(), torch.cat([p.reshape(-1) for p in alone]))
+
+
+def test_the_records_of_an_older_deepspeed_are_read():
+    """Without round_robin_bit16_offsets (0.19.6) and sub_group_process_groups (0.19.0). Stage 3 of
+    0.16.9 has no names either.
+    """
+    params, group = parameters(), object()
+    for p in params:
+        p.ds_shape, p.partition_numel = p.shape, functools.partial(int, p.numel() // 2)
+    common = {
+        "param_names": dict(zip(params, ("weight", "bias"), strict=True)),
+        "dp_process_group": group,
+    }
+    two = types.SimpleNamespace(
+        single_partition_of_fp32_groups=[torch.zeros(2080)],
+        real_dp_process_group=[group],
+        partition_size=[2080.0],
+        round_robin_bit16_groups=[params],
+        **common,
+    )
+    three = types.SimpleNamespace(
+        fp32_partitioned_groups_flat=[torch.zeros(2080)], fp16_groups=[params], **common
+    )
+
+    def read(zero):
+        with (
+            mock.patch("torch.distributed.get_rank", lambda asked: 1 if asked is group else 0),
+            mock.patch("torch.distributed.get_world_size", return_value=2),
+        ):
+            return [(s.name, s.offset, s.length, s.start) for s in deepspeed._slices(zero)]
+
+    assert read(two) == [("weight", 2080, 2016, 0), ("bias", 0, 64, 2016)]
+    assert read(three) == [("weight", 2048, 2048, 0), ("bias", 32, 32, 2048)]
+    del three.param_names
+    with pytest.raises(ValueError, match=r"no names of parameters.*DeepSpeed 0\.18\.4 or later"):
+        read(three)
 
 
 def test_groups_that_were_never_bound_are_refused_by_name():
