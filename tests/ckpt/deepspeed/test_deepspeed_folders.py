@@ -194,6 +194,37 @@ def test_a_decay_that_no_file_tells_is_warned_of(tmp_path, config):
     assert "adam_w_mode" not in done.stdout + done.stderr
 
 
+@pytest.mark.parametrize("kind", ["zero 2", "universal 3"])
+@pytest.mark.parametrize(
+    "version, kept",
+    [
+        ("0.18.4", False),
+        ("0.19.0", False),
+        ("0.19.1+1a2b3c", False),
+        (None, False),
+        ("0.19.1", True),
+        ("0.20.0+1a2b3c", True),
+    ],
+)
+def test_an_old_deepspeed_does_not_save_how_adam_decays(tmp_path, kind, version, kept):
+    """Before 0.19.1 `_configure_basic_optimizer` takes adam_w_mode out of the user's dict, which is
+    saved as ds_config afterwards."""
+
+    def made(type_, params):
+        folder = own_adam(tmp_path, kind, {"optimizer": {"type": type_, "params": params}})
+        for file in folder.glob("*_model_states.pt"):
+            edited(file, lambda c: c.update(ds_version=version))
+        said = run("convert", folder, tmp_path / "x.pt", "--to", "torch", "--force").stderr
+        shutil.rmtree(folder)
+        assert said.count("warning: ") == said.count("before 0.19.1 removed adam_w_mode")
+        groups = torch.load(tmp_path / "x.pt", weights_only=True)["optim"]["param_groups"]
+        return groups[0].get("decoupled_weight_decay"), said.count("warning: ")
+
+    assert made("Adam", {"lr": 1e-3}) == ((True, 0) if kept else (None, 1))
+    assert made("Adam", {"adam_w_mode": False}) == (False, 0)
+    assert made("AdamW", {}) == (True, 0)
+
+
 def test_only_files_of_the_state_s_name_are_the_state(tmp_path):
     """A copy beside it is another state, and what the system made is none."""
     folder = write("universal 1", tmp_path / "step")

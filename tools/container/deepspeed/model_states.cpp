@@ -1,6 +1,8 @@
 #include "container/deepspeed/model_states.h"
 
 #include <algorithm>
+#include <array>
+#include <charconv>
 
 #include "io/text.h"
 
@@ -52,6 +54,24 @@ bool is_coupled(const std::string& name, const Value* mode) {
   return (name == "adam" || name == "muon") && mode != nullptr && !mode->is_on();
 }
 
+/// Whether the DeepSpeed that wrote a file left adam_w_mode in the configuration that it saves.
+/// Before 0.19.1 the engine took the mode out of the user's dict. A build of 0.19.1 from source,
+/// which has more behind the numbers, may be of either.
+bool keeps_mode(const PartFile& model) {
+  const Value* version = model.value({"ds_version"});
+  if (version == nullptr || !version->is(Value::Kind::kText)) return false;
+  constexpr std::array<uint32_t, 3> kFirst = {0, 19, 1};
+  std::array<uint32_t, 3> numbers = {};
+  const char *at = version->text.data(), *const end = at + version->text.size();
+  for (uint32_t& number : numbers) {
+    if (&number != numbers.data() && at != end && *at == '.') ++at;
+    const auto [next, error] = std::from_chars(at, end, number);
+    if (error != std::errc()) return false;
+    at = next;
+  }
+  return numbers > kFirst || (numbers == kFirst && at == end);
+}
+
 /// Adds decoupled_weight_decay to a group of DeepSpeed's own Adam and AdamW, and warns where no
 /// file tells.
 Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const Path& group,
@@ -64,10 +84,10 @@ Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const P
   if (type != nullptr && type->is(Value::Kind::kText)) {
     const std::string name = lower(type->text);
     if (name != "adam" && name != "adamw" && name != "muon") return fine();
-    const bool coupled =
-        is_coupled(name, model.value({"ds_config", "optimizer", "params", "adam_w_mode"}));
-    return parts.add(manifest, {"optim", "param_groups", group.back(), "decoupled_weight_decay"},
-                     Value::boolean(!coupled));
+    const Value* mode = model.value({"ds_config", "optimizer", "params", "adam_w_mode"});
+    if (name != "adam" || mode != nullptr || keeps_mode(model))
+      return parts.add(manifest, {"optim", "param_groups", group.back(), "decoupled_weight_decay"},
+                       Value::boolean(!is_coupled(name, mode)));
   }
   auto& all = manifest.warnings;
   if (file.is_on(below(group, "weight_decay")) &&

@@ -50,9 +50,9 @@ Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file);
 /// The warning where no file tells how DeepSpeed's own Adam decayed weights.
 inline constexpr const char* kDecayNotSaved =
     "whether weight decay was decoupled (adam_w_mode) is not saved: ds_config is a path, or names "
-    "no optimizer. Where a target must know, convert takes it for decoupled; if it was not, "
-    "convert --to torch, set decoupled_weight_decay=False in the groups of that file, and convert "
-    "it";
+    "no optimizer, or DeepSpeed before 0.19.1 removed adam_w_mode from it. Where a target must "
+    "know, convert takes it for decoupled; if it was not, convert --to torch, set "
+    "decoupled_weight_decay=False in the groups of that file, and convert it";
 /// The parameter groups of an optimizer's state dict, under `optim`: settings as they are, and the
 /// names of the parameters in each of the flat vectors that a group numbers. DeepSpeed's own Adam
 /// does not keep `decoupled_weight_decay`: the configuration in `model` tells it.
