@@ -44,7 +44,7 @@ def check_same(made, of):
         assert kept.dtype == (p.to(of.dtype).dtype if name in of.frozen else p.dtype)
         assert torch.equal(kept, p.to(kept.dtype)) and kept.shape == p.shape
     for name, owner in of.shared.items():
-        assert torch.equal(made["model"][name], of.params[owner])
+        assert torch.equal(made["model"][name], {**of.params, **of.frozen}[owner])
     groups = made["optim"]["param_groups"]
     assert [group["params"] for group in groups] == [list(group) for group in of.groups]
     assert [group["weight_decay"] for group in groups] == [0.1, 0.0]

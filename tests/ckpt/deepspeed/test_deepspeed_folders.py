@@ -16,6 +16,7 @@ from tests.support.files.deepspeed import (
     Run,
     model_states,
     rank_file,
+    save,
     small_run,
     write_universal,
     write_zero,
@@ -223,6 +224,28 @@ def test_an_old_deepspeed_does_not_save_how_adam_decays(tmp_path, kind, version,
     assert made("Adam", {"lr": 1e-3}) == ((True, 0) if kept else (None, 1))
     assert made("Adam", {"adam_w_mode": False}) == (False, 0)
     assert made("AdamW", {}) == (True, 0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_module_s_empty_extra_state_is_no_placeholder(tmp_path, kind):
+    """Transformer Engine's without fp8, and a frozen parameter without elements."""
+    of = small_run(frozen={"f.weight": torch.randn(5, 9), "f.none": torch.zeros(0, 4)})
+    folder = write(kind, tmp_path / "step", of)
+    state = torch.empty(0, dtype=torch.uint8)
+    for file in folder.glob("*_model_states.pt"):
+        edited(file, lambda c: c["module"].update({"l._extra_state": state}))
+    if kind == "universal 1":
+        save({"param": state.float()}, folder / "zero" / "l._extra_state" / "fp32.pt")
+    made = converted(folder)
+    check_same(made, of)
+    assert torch.equal(made["model"]["l._extra_state"], state)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_tied_to_a_frozen_weight_is_kept(tmp_path, kind):
+    """As under LoRA with tied embeddings."""
+    of = small_run(shared={"tied.weight": "f.weight"})
+    check_same(converted(write(kind, tmp_path / "step", of)), of)
 
 
 def test_only_files_of_the_state_s_name_are_the_state(tmp_path):

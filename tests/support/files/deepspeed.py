@@ -158,7 +158,7 @@ def model_states(run: Run, stage: int, ranks: int, rank: int = 0) -> dict[str, A
     each = {name: math.ceil(p.numel() / ranks) for name, p in frozen.items()}
     cut = {
         name: torch.cat([p, p.new_zeros(each[name] * ranks - p.numel())])
-        .split(each[name])[rank]
+        .tensor_split(ranks)[rank]
         .clone()
         for name, p in frozen.items()
     }
@@ -339,7 +339,7 @@ def write_universal(folder: pathlib.Path, run: Run, stage: int, ranks: int = 2) 
         for name, value in {
             **run.frozen,
             **run.buffers,
-            **{k: run.params[v] for k, v in run.shared.items()},
+            **{k: {**run.params, **run.frozen}[v] for k, v in run.shared.items()},
         }.items():
             save({"param": value.float()}, folder / "zero" / name / "fp32.pt")
     for name in run.params:

@@ -149,21 +149,25 @@ Result<ModelStates> read_model_states(const PartFile& file) {
 }
 
 Status add_module(Parts& parts, Manifest& manifest, const PartFile& file, const ModelStates& states,
-                  const std::set<std::string>& known) {
+                  const std::set<std::string>& known, bool placeholders) {
   return file.for_below({"module"}, [&](const Path& path, const FileLeaf& leaf) -> Status {
     const std::string name = flat_name(path);
     const bool tied = std::any_of(
         states.shared.begin(), states.shared.end(),
         [&](const auto& pair) { return pair.first == name && known.contains(pair.second); });
     if (path.empty() || tied || known.contains(name)) return fine();
-    if (leaf.tensor != nullptr && volume(leaf.tensor->shape) == 0 && !states.buffers.contains(name))
+    const bool empty = leaf.tensor != nullptr && volume(leaf.tensor->shape) == 0;
+    const bool own =
+        states.buffers.contains(name) || name == "_extra_state" || name.ends_with("._extra_state");
+    if (placeholders && empty && !own)
       return bad(file.what() + ": has a placeholder of " + printable(name) +
                  ", whose values are in no file of the folder");
     return parts.add(manifest, joined_path({"model"}, path), file, leaf);
   });
 }
 
-Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states) {
+Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states,
+                  std::set<std::string>& known) {
   if (states.frozen.empty()) return fine();
   std::map<std::string, std::vector<Slice>> slices;
   const auto ranks = static_cast<uint64_t>(states.ranks);
@@ -180,8 +184,16 @@ Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states) {
       slices[name].push_back({std::move(payload), 0, begin, std::min(each, all - begin)});
     }
   }
-  for (const auto& [name, shape] : states.frozen)
+  std::map<std::string, const Shape*> shapes;
+  for (const auto& [name, shape] : states.frozen) {
     RETURN_IF_ERROR(parts.add(manifest, {"model", name}, slices[name], shape));
+    known.insert(name);
+    shapes.emplace(name, &shape);
+  }
+  for (const auto& [name, owner] : states.shared) {
+    if (!shapes.contains(owner) || !known.insert(name).second) continue;
+    RETURN_IF_ERROR(parts.add(manifest, {"model", name}, slices[owner], *shapes[owner]));
+  }
   return fine();
 }
 

@@ -26,13 +26,16 @@ struct ModelStates {
 
 Result<ModelStates> read_model_states(const PartFile& file);
 
-/// The module's tensors under `model`, without those of `known` and those that are tied to one. A
-/// placeholder of any other tensor, as stage 3 leaves them, is an error.
+/// The module's tensors under `model`, without those of `known` and those that are tied to one.
+/// `placeholders`: an empty tensor stands for a parameter, as in stage 3, and is an error; buffers
+/// and a module's extra state (Transformer Engine's) may be empty by themselves.
 Status add_module(Parts& parts, Manifest& manifest, const PartFile& file, const ModelStates& states,
-                  const std::set<std::string>& known);
+                  const std::set<std::string>& known, bool placeholders);
 
-/// The frozen parameters of stage 3, under `model`: each rank's model_states.pt has its slice.
-Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states);
+/// The frozen parameters of stage 3 and the names tied to them, under `model`: each rank's
+/// model_states.pt has its slice. Their names are added to `known`.
+Status add_frozen(Parts& parts, Manifest& manifest, const ModelStates& states,
+                  std::set<std::string>& known);
 
 /// Whether a key of the file is what ZeRO and the engine keep for themselves: it says how the files
 /// are cut, or is empty.

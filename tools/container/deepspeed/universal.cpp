@@ -157,11 +157,8 @@ class UniversalReader {
     }
     // Whoever shares tensors has parts of these too; else the module has them in their own dtype.
     if (models_.size() == 1) {
-      if (stage3_) {
-        for (const auto& [name, shape] : states_.frozen) known.insert(name);
-        RETURN_IF_ERROR(add_frozen(parts_, manifest_, states_));
-      }
-      RETURN_IF_ERROR(add_module(parts_, manifest_, *models_[0], states_, known));
+      if (stage3_) RETURN_IF_ERROR(add_frozen(parts_, manifest_, states_, known));
+      RETURN_IF_ERROR(add_module(parts_, manifest_, *models_[0], states_, known, stage3_));
       RETURN_IF_ERROR(models_[0]->for_below({"module"}, [&](const Path& path, const FileLeaf&) {
         known.insert(flat_name(path));
         return fine();

@@ -293,11 +293,8 @@ class ZeroReader {
       RETURN_IF_ERROR(
           parts_.add(manifest_, {"model", name}, params_[owner].slices["fp32"], *shapes[owner]));
     }
-    if (stage3_) {
-      RETURN_IF_ERROR(add_frozen(parts_, manifest_, states_));
-      for (const auto& [name, shape] : states_.frozen) known.insert(name);
-    }
-    return add_module(parts_, manifest_, *model_, states_, known);
+    if (stage3_) RETURN_IF_ERROR(add_frozen(parts_, manifest_, states_, known));
+    return add_module(parts_, manifest_, *model_, states_, known, stage3_);
   }
 
   Status add_states() {
