@@ -248,6 +248,65 @@ def test_a_name_tied_to_a_frozen_weight_is_kept(tmp_path, kind):
     check_same(converted(write(kind, tmp_path / "step", of)), of)
 
 
+MERGED = {
+    "vocabulary": (lambda t: t[:30], {"vocab_tensor": True, "cat_dim": 0}),
+    "experts": (lambda t: torch.cat([t, t]), {"is_expert_param": True, "ep_num_experts": 66}),
+}
+
+
+@pytest.mark.parametrize("what", MERGED)
+def test_ds_to_universal_changes_the_first_dimension(tmp_path, what):
+    """param_shapes say that of a rank: with the padding of a vocabulary, and a rank's experts."""
+    of = small_run()
+    folder = write("universal 1", tmp_path / "step", of)
+    change, marks = MERGED[what]
+    file = {s: folder / "zero" / "a.weight" / f"{s}.pt" for s in ("fp32", "exp_avg", "exp_avg_sq")}
+    for state in file:
+        save({**marks, "param": change(of.tensor("a.weight", state))}, file[state])
+    made = converted(folder)
+    assert torch.equal(made["model"]["a.weight"], change(of.params["a.weight"]))
+    for state, moment in of.moments["a.weight"].items():
+        assert torch.equal(made["optim"]["state"]["a.weight"][state], change(moment))
+
+    def refused(state, **content):
+        before = file[state].read_bytes()
+        save({**marks, **content}, file[state])
+        error = run("convert", folder, tmp_path / "x.pt", code=3).stderr
+        file[state].write_bytes(before)
+        return error
+
+    weight = change(of.params["a.weight"])
+    assert "and fp32.pt says" in refused("exp_avg", param=of.moments["a.weight"]["exp_avg"])
+    for wrong in ({"param": weight[:, :5]}, dict.fromkeys(marks, 0) | {"param": weight}):
+        assert "mp_rank_00_model_states.pt says [33, 17]" in refused("fp32", **wrong)
+
+
+def test_a_parameter_without_elements_has_its_weight_alone(tmp_path):
+    """ds_to_universal finds no fragments of it, and takes the weight from the module."""
+    torch.manual_seed(3)
+    of = Run(
+        [
+            {"none": torch.zeros(0, 7), "a": torch.randn(33, 17), "c": torch.randn(3)},
+            {"b": torch.randn(5), "e": torch.zeros(0)},
+        ]
+    )
+    folder = write("universal 1", tmp_path / "step", of)
+    for name in ("none", "e"):
+        for file in (folder / "zero" / name).glob("*.pt"):
+            if file.stem != "fp32":
+                file.unlink()
+    made = converted(folder)
+    assert all(torch.equal(made["model"][name], p) for name, p in of.params.items())
+    assert made["optim"]["state"].keys() == {"a", "b", "c"}
+    live = lowbit.AdamW(
+        [(name, nn.Parameter(torch.zeros_like(p))) for name, p in of.params.items()]
+    )
+    lowbit.load_optimizer(live, folder)
+    assert torch.equal(
+        live.state[live.param_groups[0]["params"][3]]["exp_avg"], of.moments["b"]["exp_avg"]
+    )
+
+
 def test_only_files_of_the_state_s_name_are_the_state(tmp_path):
     """A copy beside it is another state, and what the system made is none."""
     folder = write("universal 1", tmp_path / "step")

@@ -12,6 +12,10 @@ namespace {
 
 constexpr const char* kUniversal =
     "; let ds_to_universal of DeepSpeed make a Universal Checkpoint of it, which is read";
+/// ds_to_universal leaves DeepSpeed's own experts (deepspeed.moe) out.
+constexpr const char* kUniversalOfExperts =
+    "; if AutoEP made them, let ds_to_universal of DeepSpeed make a Universal Checkpoint of it, "
+    "which is read; those of deepspeed.moe it leaves out";
 
 std::string no_file_of(const Parts& parts, uint64_t rank) {
   return parts.what() + ": the file of rank " + std::to_string(rank) +
@@ -31,7 +35,7 @@ Result<std::vector<std::string>> find_rank_files(const Parts& parts) {
   for (const std::string& name : names) {
     if (name.find("expert_") != std::string::npos && name.ends_with(".pt"))
       return bad(parts.what() + ": has experts' files (" + printable(name) +
-                 "): mixture-of-experts layers under ZeRO are not read" + kUniversal);
+                 "): mixture-of-experts layers under ZeRO are not read" + kUniversalOfExperts);
     if (name.starts_with("layer_") && name.ends_with(".pt"))
       return bad(parts.what() + ": has files of a pipeline's layers (" + printable(name) +
                  "), which are not read" + kUniversal);
@@ -85,7 +89,7 @@ Status check_rank_count(const PartFile& file, const Parts& parts, size_t files, 
       return bad(file.what() +
                  ": its groups are cut for different numbers of ranks, as with "
                  "mixture-of-experts layers, which are not read" +
-                 kUniversal);
+                 kUniversalOfExperts);
     const auto wanted = static_cast<uint64_t>(count.integer);
     if (wanted > files) return missing(parts, files, files);
     if (wanted < files)

@@ -20,8 +20,21 @@ bool is_hidden(const std::string& name) { return name.starts_with('.'); }
 /// A parameter that ZeRO flattens.
 struct Flattened {
   size_t group;
-  Shape shape;  // where ranks share tensors: of a rank's part, until the whole one is read
+  Shape shape;           // of a rank's part, or padded, until the whole one is read
+  bool of_file = false;  // the shape is that of the weight's file
 };
+
+/// Whether ds_to_universal gave a file another first dimension than the parameter has: it strips
+/// the padding of a vocabulary, and puts the ranks' experts of AutoEP together.
+bool is_resized(const PartFile& part, const Shape& own, const Shape& said) {
+  const bool same = own.size() == said.size() && !own.empty() &&
+                    std::equal(own.begin() + 1, own.end(), said.begin() + 1);
+  if (!same) return false;
+  if (part.is_on({"vocab_tensor"})) return own[0] <= said[0];
+  const Value* const experts = part.value({"ep_num_experts"});
+  return part.is_on({"is_expert_param"}) && experts != nullptr && experts->is(Value::Kind::kInt) &&
+         experts->integer == own[0] && own[0] >= said[0];
+}
 
 class UniversalReader {
  public:
@@ -131,12 +144,14 @@ class UniversalReader {
     const Shape& own = leaf.tensor->shape;
     const auto param = params_.find(name);
     if (param == params_.end()) return parts_.add(manifest_, std::move(path), payload, own);
-    Shape& shape = param->second.shape;
-    const bool shared = models_.size() > 1;
-    if (!flat && shared && file == kWeight) shape = own;
+    auto& [group, shape, of_file] = param->second;
+    if (!flat && file == kWeight && (models_.size() > 1 || is_resized(*part, own, shape))) {
+      shape = own;
+      of_file = true;
+    }
     if (!flat && own != shape)
       return bad(part->what() + ": has the shape " + shape_text(own) + ", and " +
-                 (shared ? kWeight : models_[0]->what()) + " says " + shape_text(shape));
+                 (of_file ? kWeight : models_[0]->what()) + " says " + shape_text(shape));
     return parts_.add(manifest_, std::move(path), payload, shape);
   }
 
@@ -198,14 +213,17 @@ class UniversalReader {
   }
 
   /// A copy that broke off lacks files. Those of one group have the same states, and where any
-  /// group has some, all have: ZeRO steps all its vectors.
+  /// group has some, all have: ZeRO steps all its vectors. A parameter without elements lies in
+  /// none, and ds_to_universal writes its weight alone.
   Status check_files() const {
     const std::string* stepped = nullptr;  // a parameter with state, and one without
     const std::string* bare = nullptr;
     for (const FlatGroup& group : states_.groups) {
+      const std::string* first = nullptr;
       for (const auto& [name, shape] : group) {
-        const std::string& first = group[0].first;
-        if (folders_.at(name) != folders_.at(first)) return not_whole(name, first);
+        if (volume(params_.at(name).shape) == 0) continue;
+        if (first == nullptr) first = &name;
+        if (folders_.at(name) != folders_.at(*first)) return not_whole(name, *first);
         (folders_.at(name).size() > 1 ? stepped : bare) = &name;
       }
     }
