@@ -9,16 +9,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from lowbit import sharding
+from lowbit.gradients.own_loss import difference
 
 IGNORED = -100  # the label of positions without a loss, as in torch.nn.functional.cross_entropy
-# What a configuration says of models that change their logits after the head; None, 0 and 1 do not.
-_CHANGES = (
-    "final_logit_softcapping",
-    "logits_scaling",
-    "logit_scale",
-    "lm_head_multiplier",
-    "output_multiplier_scale",
-)
 
 
 def causal_loss(
@@ -31,6 +24,12 @@ def causal_loss(
     and computes them again in the backward pass. The number is that of the model's own loss but
     for the order of additions.
 
+    The model's forward pass does not run. At the first call a copy of it runs on the CPU, with
+    stand-ins for the base model and the head, and shows what else it does: soft caps and scales of
+    logits, layers between the two, labels that are not shifted. All of these are refused, and so is
+    a loss of routers that the configuration asks for. A loss that layers add in a way of their own,
+    and a forward pass that replaced the one of the model's class, go unseen.
+
     Args:
         model: a causal language model of transformers, in no wrapper: its parts are called, and a
             wrapper's forward pass would not run. Compute the loss inside the wrapped module then.
@@ -42,20 +41,15 @@ def causal_loss(
         The loss: float32, of no dimensions. NaN without a label, as torch's.
 
     Raises:
-        ValueError: chunk is not positive; the model is in a wrapper (DDP, FSDP, PEFT); or its loss
-            or logits are not those of its head alone.
+        ValueError: chunk is not positive; the model is in a wrapper (DDP, FSDP, PEFT); or its own
+            loss is not that of its head alone.
     """
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, not {chunk}")
+    if (reason := refusal(model)) is not None:
+        raise ValueError(f"causal_loss {reason}")
     labels = input_ids if labels is None else labels
-    if is_wrapped(model):
-        raise ValueError(
-            f"causal_loss calls the parts of a model, so that the forward pass of this "
-            f"{type(model).__name__} would not run, nor its reduction: wrap a module whose forward "
-            "returns lowbit.causal_loss(self.model, input_ids)"
-        )
     head = model.get_output_embeddings()
-    _check(model.config, head)
     hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state
     hidden, labels = hidden[:, :-1].flatten(0, 1), labels[:, 1:].flatten()
     size = len(labels) if chunk is None else chunk
@@ -77,31 +71,36 @@ def is_wrapped(model: Any) -> bool:
     return inside or sharding.is_fsdp_module(model)
 
 
-def comes_in_chunks(model: Any) -> bool:
-    """Whether `causal_loss` has the model's own loss."""
-    try:
-        _check(model.config, model.get_output_embeddings())
-    except ValueError:
-        return False
-    return True
+def refusal(model: Any) -> str | None:
+    """Why `causal_loss` does not have the model's own loss; None if it has."""
+    if is_wrapped(model):
+        return (
+            "calls the parts of a model, so that the forward pass of this "
+            f"{type(model).__name__} would not run, nor its reduction: wrap a module whose forward "
+            "returns lowbit.causal_loss(self.model, input_ids)"
+        )
+    head = model.get_output_embeddings()
+    if head is None:
+        return "takes a causal language model, and this one has no output embeddings"
+    if any(getattr(each, "output_router_logits", False) for each in _configs(model)):
+        return (
+            "leaves out the loss of the model's router (output_router_logits=True): use the "
+            "model's own loss"
+        )
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    if (other := difference(model, head)) is not None:
+        return (
+            "calls a model's base model and its head alone, and the forward pass of "
+            f"{type(model).__name__} {other}: use the model's own loss"
+        )
+    return None
+
+
+def _configs(model: Any) -> list[Any]:
+    """The model's configuration, and those inside, such as that of its text."""
+    return [model.config, *(v for v in vars(model.config).values() if hasattr(v, "model_type"))]
 
 
 def _sum(head: nn.Module, hidden: Tensor, labels: Tensor) -> Tensor:
     logits = head(hidden).float()
     return nn.functional.cross_entropy(logits, labels, reduction="sum", ignore_index=IGNORED)
-
-
-def _check(config: Any, head: Any) -> None:
-    if head is None:
-        raise ValueError("the model has no output embeddings, so it is not a causal language model")
-    if getattr(config, "output_router_logits", False):
-        raise ValueError(
-            "the model adds a loss of its router (output_router_logits=True), which a loss in "
-            "chunks would leave out: use the model's own loss"
-        )
-    for name in _CHANGES:
-        if getattr(config, name, None) not in (None, 0, 1):
-            raise ValueError(
-                f"the model changes its logits after the head ({name}={getattr(config, name)}), "
-                "which a loss in chunks would leave out: use the model's own loss"
-            )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowbit.gradients.causal_loss import comes_in_chunks
+from lowbit.gradients.causal_loss import refusal
 from lowbit.planning.peers import PEERS
 from lowbit.planning.trace import Loss, Moment, Passes, causal_step, trace
 
@@ -184,7 +184,7 @@ def fit(
         fixed: Sequence[str] = _OF_LOSS
         if loss is None:
             can = {
-                "loss_chunk": comes_in_chunks(model),
+                "loss_chunk": refusal(model) is None,
                 "checkpointing": getattr(model, "supports_gradient_checkpointing", False),
             }
             fixed = [name for name, possible in can.items() if not possible]
@@ -245,6 +245,13 @@ def _check(model: nn.Module, setting: Setting, loss: Loss | None) -> None:
         if value is not None and value < 1:
             raise ValueError(f"{name} should be at least 1 but is: {value}")
     if loss is not None:
+        default = Setting()
+        given = [n for n in (*_OF_LOSS, "context") if getattr(setting, n) != getattr(default, n)]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} say how the loss of a model of transformers is computed, and "
+                "loss= computes its own: leave them out, and do in loss= what they say"
+            )
         return
     if not hasattr(getattr(model, "config", None), "model_type"):
         raise ValueError(
@@ -253,3 +260,5 @@ def _check(model: nn.Module, setting: Setting, loss: Loss | None) -> None:
         )
     if setting.context is None:
         raise ValueError("context= is missing: the number of tokens of a sequence")
+    if setting.loss_chunk is not None and (reason := refusal(model)) is not None:
+        raise ValueError(f"loss_chunk= counts the memory of lowbit.causal_loss, which {reason}")

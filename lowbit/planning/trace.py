@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from lowbit.gradients.causal_loss import causal_loss, comes_in_chunks
+from lowbit.gradients.causal_loss import causal_loss, refusal
 
 Loss = Callable[[nn.Module], Tensor]
 
@@ -217,7 +217,7 @@ def causal_step(
             model.set_attn_implementation("sdpa")
         checkpoint_layers(model, checkpointing)
         ids = torch.zeros(micro_batch, context, dtype=torch.int64)
-        if loss_chunk is None and not comes_in_chunks(model):
+        if loss_chunk is None and refusal(model) is not None:
             loss: Tensor = model(input_ids=ids, labels=ids, use_cache=False).loss
             return loss
         return causal_loss(model, ids, chunk=loss_chunk)
@@ -227,8 +227,8 @@ def causal_step(
 
 def checkpoint_layers(model: Any, on: bool) -> None:
     """Turns the recomputation of layers on or off, under its name in this transformers."""
-    of_5 = hasattr(model, "activation_checkpointing_enable")
-    word = "activation_checkpointing" if of_5 else "gradient_checkpointing"
+    newer = hasattr(model, "activation_checkpointing_enable")
+    word = "activation_checkpointing" if newer else "gradient_checkpointing"
     if on:
         getattr(model, f"{word}_enable")({"use_reentrant": False})
     elif getattr(model, f"is_{word}"):

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import lowbit
-from tests.gradients.test_causal_loss import Decoder, tokens
+from tests.gradients.test_causal_loss import Decoder, own, tokens
 
 pytestmark = pytest.mark.slow
 
@@ -37,7 +37,7 @@ def sharded():
     loss = whole(tokens(dist.get_rank()))
     loss.backward()
     alone = Decoder()
-    losses = [alone(tokens(rank)) for rank in range(2)]
+    losses = [own(alone, tokens(rank)) for rank in range(2)]
     (sum(losses) / 2).backward()
     torch.testing.assert_close(loss, losses[dist.get_rank()])
     for p, q in zip(whole.parameters(), alone.parameters(), strict=True):

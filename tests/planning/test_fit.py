@@ -314,6 +314,39 @@ def test_settings_of_a_fit_that_nobody_asks_for_are_refused():
         lowbit.estimate(nn.Linear(64, 64), waiting="1MiB", checkpointing=True)
 
 
+def test_settings_that_a_loss_of_the_callers_decides_are_refused():
+    given = {"checkpointing": True, "loss_chunk": 8, "micro_batch": 64, "context": 4096}
+    for name, value in given.items():
+        with pytest.raises(ValueError, match=f"^{name} say how the loss of a model of"):
+            lowbit.estimate(nn.Linear(8, 8), loss=lambda m: m.weight.sum(), **{name: value})
+
+
+@pytest.mark.parametrize("wrapper", ["peft", "cap"])
+def test_a_model_whose_loss_is_not_that_of_its_head_has_its_own_traced(wrapper):
+    model = llama()
+    if wrapper == "peft":
+        from peft import LoraConfig, get_peft_model
+
+        model = get_peft_model(model, LoraConfig(r=16, target_modules=["q_proj", "v_proj"]))
+        reason = "forward pass of this PeftModel would not run"
+    else:
+        from transformers import Gemma2Config, Gemma2ForCausalLM
+
+        values = {n: getattr(model.config, n) for n in SIZES}
+        model = Gemma2ForCausalLM(Gemma2Config(**values, head_dim=64)).bfloat16()
+        reason = "Gemma2ForCausalLM changes logits after the head"
+    fit = lowbit.estimate(model, context=CONTEXT, device_memory=planning.CONTEXT).fit
+    logits = 2 * CONTEXT * WORDS  # in bfloat16, whole
+    assert fit.plans["lowbit"].phases["forward"].total > logits
+    assert "loss_chunk" not in (fit.changes or {})
+    with pytest.raises(ValueError, match=f"^loss_chunk= counts the memory of .*{reason}"):
+        lowbit.estimate(model, context=CONTEXT, loss_chunk=64)
+
+
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")
+SIZES += ("num_attention_heads", "num_key_value_heads")
+
+
 def test_a_pass_that_has_no_loss_is_refused():
     """A model's own code may raise anything."""
 
