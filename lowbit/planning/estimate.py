@@ -68,7 +68,8 @@ def estimate(
             model is built on the meta device. Files are read locally and never executed.
         optimizer: the name of a class of lowbit, or the class; "AdamW" by default.
         ranks: the number of ranks, or the DeviceMesh that `fully_shard` gets;
-            None (default) takes the model's own.
+            None (default) takes the model's own, and counts a parameter that is not sharded on
+            each rank.
         dtype: of the weights under lowbit, torchao and bitsandbytes, as `model.to(dtype)` casts
             them; None (default) keeps the model's.
         full_precision: the optimizer's, which names what keeps float32 state; None (default)
@@ -110,7 +111,8 @@ def estimate(
     make = _class_of(optimizer)
     if not isinstance(model, nn.Module):
         model, dtype = meta_model(model, dtype), None
-    ranks = _count(ranks, model)
+    sharded = _sharded(model) if ranks is None else None
+    ranks = _count(ranks) if sharded is None else max(sharded.values(), default=1)
     groups = _groups(model, make, embeddings=embeddings, heads=heads)
     if full_precision is not None:
         options["full_precision"] = full_precision
@@ -130,7 +132,7 @@ def estimate(
         )
     if asked and ranks > 1:
         raise ValueError(f"the fit is that of one card, and the model is on {ranks} ranks")
-    weights = _weights(model)
+    weights = _weights(model, sharded)
     embeddings_of = (m for m in model.modules() if isinstance(m, nn.Embedding))
     read = {id(m._parameters.get("weight")) for m in embeddings_of}
     of_parameter = {id(weight.tensor): weight for weight in weights}
@@ -195,6 +197,7 @@ class _Weight:
     tensor: Tensor
     parameter: bool
     saved: bool  # whether it is in the model's state dict
+    split: bool  # whether ranks hold rows of it; else each holds all
 
     @property
     def values(self) -> int:
@@ -208,12 +211,9 @@ class _Weight:
         return torch.empty(tuple(self.tensor.shape), dtype=cast, device="meta")
 
     def rows(self, rank: int, ranks: int) -> tuple[int, int]:
-        """The rows on a rank, [begin, end); all of a buffer, and (0, 1) of a tensor without
-        dimensions.
-        """
+        """The rows on a rank, [begin, end); (0, 1) of a tensor without dimensions."""
         rows = self.tensor.shape[0] if self.tensor.ndim else 1
-        whole = not self.parameter or not self.tensor.ndim
-        return (0, rows) if whole else sharding.row_range(rows, rank, ranks)
+        return sharding.row_range(rows, rank, ranks) if self.split else (0, rows)
 
     def here(self, rank: int, ranks: int) -> int:
         """The number of values on a rank."""
@@ -221,10 +221,14 @@ class _Weight:
         return (end - begin) * math.prod(self.tensor.shape[1:])
 
 
-def _weights(model: nn.Module) -> list[_Weight]:
+def _weights(model: nn.Module, sharded: Mapping[int, int] | None) -> list[_Weight]:
+    """`sharded`: the parts of each parameter by its id; None splits every one."""
     saved = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
-    parameters = [_Weight(p, True, id(p) in saved) for p in model.parameters()]
-    return parameters + [_Weight(b, False, id(b) in saved) for b in model.buffers()]
+    parameters = [
+        _Weight(p, True, id(p) in saved, p.ndim > 0 and (sharded is None or sharded[id(p)] > 1))
+        for p in model.parameters()
+    ]
+    return parameters + [_Weight(b, False, id(b) in saved, False) for b in model.buffers()]
 
 
 def _groups(model: nn.Module, make: Callable[..., Any], **formats: Any) -> list[dict[str, Any]]:
@@ -255,11 +259,23 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
     return cls
 
 
-def _count(ranks: Any, model: nn.Module) -> int:
+def _sharded(model: nn.Module) -> dict[int, int]:
+    """The number of parts of each parameter, by its id: 1 where ranks hold all of it."""
+    found, first = {}, ("", 1)
+    for name, p in model.named_parameters():
+        what = f"parameter {clean_name(name)!r}"
+        found[id(p)] = count = sharding.row_shards(p, what)
+        if count > 1 and first[1] not in (1, count):
+            raise ValueError(
+                f"{what} has {count} parts and {first[0]} has {first[1]}: which rank holds which "
+                "parts is not known; pass ranks=, which counts all parameters in as many"
+            )
+        first = (what, count) if count > 1 else first
+    return found
+
+
+def _count(ranks: Any) -> int:
     """The number of parts of dimension 0."""
-    if ranks is None:
-        named = ((f"parameter {clean_name(n)!r}", p) for n, p in model.named_parameters())
-        return max((sharding.row_shards(p, what) for what, p in named), default=1)
     if isinstance(ranks, int) and not isinstance(ranks, bool):
         if ranks < 1:
             raise ValueError(f"ranks should be at least 1 but is: {ranks}")
@@ -354,23 +370,27 @@ def _theirs(
     """`wide`: ids of the parameters whose moments are float32 there."""
     cast = library.dtype or dtype
     bfloat16 = any(w.of(cast).dtype == torch.bfloat16 for w in trained)
-    itemsizes = [w.of(cast).element_size() for w in trained]
+
+    def kept(weight: _Weight, rank: int) -> int:
+        values = weight.here(rank, ranks)
+        if id(weight.tensor) in wide:
+            return MOMENTS * 4 * values
+        return library.state(values, weight.of(cast).element_size())
+
     state = []
     for rank in range(ranks):
-        sizes = [
-            (w.here(rank, ranks), n)
-            for w, n in zip(trained, itemsizes, strict=True)
-            if id(w.tensor) not in wide
-        ]
-        shared = library.shared if any(library.codebooks(values) for values, _ in sizes) else 0
-        kept = sum(MOMENTS * 4 * w.here(rank, ranks) for w in trained if id(w.tensor) in wide)
-        state.append(sum(library.state(*size) for size in sizes) + shared + kept)
-    replicated = (ranks - 1) * len(trained) * library.step_bytes
+        coded = any(
+            library.codebooks(w.here(rank, ranks)) for w in trained if id(w.tensor) not in wide
+        )
+        shared = library.shared if coded else 0
+        state.append(sum(kept(w, rank) for w in trained) + shared)
+    # A checkpoint has once what every rank holds: whole parameters' state, and step counts.
+    once = sum(library.step_bytes if w.split else kept(w, 0) for w in trained)
     held, grads, saved = _model(weights, trained, cast, ranks)
     note = library.note(bfloat16) if ranks > 1 else ""
     averages = tuple(copied + COUNT for copied in held) if ema else ()  # torch's AveragedModel
-    kept = saved + sum(state) - replicated + (saved + COUNT if ema else 0)
-    return Footprint(library.title, held, grads, tuple(state), kept, note, averages)
+    checkpoint = saved + sum(state) - (ranks - 1) * once + (saved + COUNT if ema else 0)
+    return Footprint(library.title, held, grads, tuple(state), checkpoint, note, averages)
 
 
 def _averages(

@@ -267,6 +267,48 @@ def test_ranks_hold_what_fully_shard_gives_them(world):
     assert "fully_shard" in many["bitsandbytes_8bit"].note and not one["bitsandbytes_8bit"].note
 
 
+def partly(world, *meshes):
+    """A model some of whose layers are sharded, each over a mesh of so many ranks."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    layers = [nn.Embedding(256, 64), nn.Linear(64, 100), nn.Linear(100, 64), nn.Linear(64, 256)]
+    model = nn.Sequential(*layers).bfloat16()
+    for i, size in enumerate(meshes, 1):
+        shape = (world // size, size)  # one dimension replicates, the other shards
+        fully_shard(model[i], mesh=init_device_mesh("cpu", shape, mesh_dim_names=("r", "s")))
+    return model
+
+
+@pytest.fixture
+def fake_ranks():
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group("fake", rank=1, world_size=4, store=FakeStore())
+    yield
+    dist.destroy_process_group()
+
+
+def test_what_is_not_sharded_is_counted_on_each_rank(fake_ranks):
+    model = partly(4, 4)
+    opt = lowbit.AdamW(lowbit.param_groups(model))
+    said = lowbit.estimate(model)
+    assert said.ranks == 4
+    assert said["lowbit"].state[1] == held(opt)
+    assert said["lowbit"].weights[1] == sum(size(local(p)) for p in model.parameters())
+    alone = lowbit.estimate(partly(4))
+    assert alone.ranks == 1
+    for name in ("lowbit", "torch_float32", "torch_bfloat16"):  # which do not choose by the shard
+        assert said[name].checkpoint == alone[name].checkpoint, name
+    assert lowbit.estimate(model, ranks=4) == lowbit.estimate(partly(4), ranks=4)
+
+
+def test_parameters_in_different_numbers_of_parts_are_refused(fake_ranks):
+    message = r"'2.weight' has 2 parts and parameter '1.bias' has 4: .* pass ranks="
+    with pytest.raises(ValueError, match=message):
+        lowbit.estimate(partly(4, 4, 2))
+
+
 def test_torchao_chooses_by_the_local_shard():
     model = nn.Sequential(nn.Linear(64, 129, bias=False))
     said = lowbit.estimate(model, ranks=2)["torchao_8bit"]
