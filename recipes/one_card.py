@@ -31,6 +31,7 @@ from train_gpt import Text
 
 import lowbit
 from lowbit.config.size import parsed
+from lowbit.planning.trace import checkpoint_layers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 M_MMAP_THRESHOLD = -3  # of malloc.h
@@ -117,7 +118,7 @@ def made(args: argparse.Namespace, config: Any, folder: pathlib.Path | None = No
         with DEVICE:
             model = transformers.AutoModelForCausalLM.from_config(config, dtype=dtype)
     model.train()
-    model.activation_checkpointing_enable({"use_reentrant": False})
+    checkpoint_layers(model, True)
     return model
 
 
