@@ -90,8 +90,8 @@ def muon_param_groups(
 
     A hidden matrix is a weight of two dimensions, or of three if it is a batch of matrices such as
     the experts of a mixture. AdamW steps embeddings and heads, as `param_groups` finds them,
-    whatever has "embed" in its name, vectors and single rows or columns, and the weights of
-    convolutions.
+    whatever has "embed" in its name, biases of any shape (names that end in "bias"), the weights of
+    `nn.LayerNorm`, `nn.RMSNorm` and convolutions, vectors, and single rows or columns.
 
     Args:
         model: as in `param_groups`.
@@ -117,16 +117,17 @@ def muon_param_groups(
                 "matrices; use fully_shard"
             )
     convolutions = [m for m in model.modules() if isinstance(m, _ConvNd)]
-    other = _ids(_stored(convolutions)) | {id(p) for m in convolutions for p in m.parameters(False)}
+    other = _ids(_stored([*convolutions, *_norms(model)]))
+    other |= {id(p) for m in convolutions for p in m.parameters(False)}
     known = _names(model)
     patterns = _patterns("adamw", adamw, (name for names in known.values() for name in names))
 
     def stepped_by_adamw(p: Tensor) -> int:
         names = known[id(p)]
         hit = any(fnmatch.fnmatch(name, pattern) for name in names for pattern in patterns)
-        embeds = any("embed" in name for name in names)
+        named = any("embed" in name or _names_bias(name) for name in names)
         # Dimensions last: a lazy module's parameter has none yet.
-        return int(id(p) in other or embeds or hit or not _is_matrix(p))
+        return int(id(p) in other or named or hit or not _is_matrix(p))
 
     groups = [{"use_muon": use_muon, **options} for use_muon in (True, False)]
     return _grouped(model, groups, _special(model, embeddings, heads), stepped_by_adamw, no_decay)
@@ -229,13 +230,12 @@ def _originals(model: nn.Module) -> dict[int, list[_Original]]:
     """What each parameter of a model holds, by the parameter's id: itself, or what FSDP1 put into
     it.
     """
-    norms = _stored(m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm)))
+    norms = _stored(_norms(model))
     scales = _ids(norms)
     inside = set(sharding.flattened_weights(model, norms, clean_name))
     names = _names(model)
     found = {
-        # DeepSpeed's ZeRO 3 leaves an empty vector of a parameter, with the shape beside it.
-        id(p): [_Original(tuple(names[id(p)]), getattr(p, "ds_shape", p.shape), id(p) in scales)]
+        id(p): [_Original(tuple(names[id(p)]), _shape(p), id(p) in scales)]
         for p in model.parameters()
     }
     flat: dict[int, list[_Original]] = {}
@@ -268,8 +268,7 @@ def _without_decay(model: nn.Module, no_decay: bool | Sequence[str]) -> set[int]
 
     def is_exempt(each: _Original) -> bool:
         if no_decay is True:
-            is_bias = any(name.endswith("bias") for name in each.names)
-            return len(each.shape) < 2 or each.scales or is_bias
+            return len(each.shape) < 2 or each.scales or any(map(_names_bias, each.names))
         return any(fnmatch.fnmatch(name, pattern) for name in each.names for pattern in patterns)
 
     exempt = set()
@@ -318,12 +317,28 @@ def _kept(state_format: StateFormat | None) -> dict[str, Any]:
     return {"full_precision": True} if state_format == "float32" else {"state_format": state_format}
 
 
+def _shape(p: Tensor) -> Sequence[int]:
+    """DeepSpeed's ZeRO 3 leaves an empty vector of a parameter, with the shape beside it."""
+    shape: Sequence[int] = getattr(p, "ds_shape", p.shape)
+    return shape
+
+
 def _is_matrix(p: Tensor) -> bool:
-    return p.dim() in (2, 3) and min(p.shape) > 1
+    shape = _shape(p)
+    return len(shape) in (2, 3) and min(shape) > 1
+
+
+def _names_bias(name: str) -> bool:
+    """Whether this is a bias, which has two dimensions where experts have one each."""
+    return name.endswith("bias")
 
 
 def _embeddings(model: nn.Module) -> list[nn.Module]:
     return [m for m in model.modules() if isinstance(m, (nn.Embedding, nn.EmbeddingBag))]
+
+
+def _norms(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, (nn.LayerNorm, nn.RMSNorm))]
 
 
 def _heads(model: nn.Module) -> list[nn.Module]:

@@ -104,8 +104,14 @@ class MuonLayout(Layout):
 def refuse_flat(p: Any, what: str) -> None:
     """
     Raises:
-        ValueError: a flat shard has a part of the parameter, which is not a matrix.
+        ValueError: a flat shard has a part of the parameter, which is not a matrix; or DeepSpeed's
+            ZeRO 3 has emptied it, and steps such a part.
     """
+    if hasattr(p, "ds_shape"):
+        raise ValueError(
+            f"{what} was partitioned by DeepSpeed's ZeRO 3, as under zero.Init, and Muon needs "
+            "whole matrices; use fully_shard, or lowbit.AdamW for it"
+        )
     if isinstance(p, sharding.FlatShard) or sharding.is_flat(p):
         raise ValueError(
             f"{what} lies in flat shards, such as those of FSDP1 (FullyShardedDataParallel), and "

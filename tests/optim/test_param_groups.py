@@ -135,6 +135,47 @@ def test_the_shape_of_what_zero_3_has_emptied_decides():
     }
 
 
+def test_muon_refuses_what_zero_3_has_emptied():
+    """It made AdamW's of every matrix, without a word."""
+    net = nn.Linear(8, 4)
+    for p in net.parameters():
+        p.ds_shape, p.data = p.shape, torch.empty(0)
+    groups = lowbit.muon_param_groups(net)
+    assert {n: g["use_muon"] for g in groups for n in g["param_names"]} == {
+        "weight": True,
+        "bias": False,
+    }
+    for make in (lambda: lowbit.MuonWithAdamW(groups), lambda: lowbit.Muon([net.weight])):
+        with pytest.raises(ValueError, match=r"partitioned by DeepSpeed's ZeRO 3.* fully_shard"):
+            make()
+    lowbit.AdamW(lowbit.param_groups(net))  # waits for `bind`
+
+
+def test_muon_steps_no_bias_and_no_norm():
+    """Biases of experts, such as GPT-OSS's, have two dimensions, and a norm may have."""
+    groups = lowbit.muon_param_groups(Net())
+    by_muon = [n for g in groups if g["use_muon"] for n in g["param_names"]]
+    assert by_muon == ["body.weight", "experts.down"]
+
+
+@pytest.mark.parametrize("state_format", ["8bit", "float32"])
+def test_a_bias_that_muon_stepped_is_not_taken_for_adamws(state_format):
+    """A checkpoint from before biases of experts were AdamW's: loading it says which it is."""
+    net = nn.Module()
+    net.down, net.down_bias = nn.Parameter(torch.ones(2, 96, 64)), nn.Parameter(torch.ones(2, 64))
+    named = list(net.named_parameters())
+    options = {"state_format": state_format, "min_numel": 0}
+    old = lowbit.MuonWithAdamW([{"params": named, "use_muon": True}], **options)
+    for p in net.parameters():
+        p.grad = torch.ones_like(p)
+    old.step()
+    opt = lowbit.MuonWithAdamW(lowbit.muon_param_groups(net), **options)
+    with pytest.raises(ValueError, match=r"'down_bias'.*momentum_buffer"):
+        opt.load_state_dict(old.state_dict())
+    again = lowbit.MuonWithAdamW([{"params": named, "use_muon": True}], **options)
+    again.load_state_dict(old.state_dict())
+
+
 # ---- layers whose weight is computed from other parameters ----
 
 
