@@ -64,11 +64,13 @@ class LowbitConfig(OptimizerConfig):
         self, model: Any, *, device_mesh: Any = None, is_peft: bool = False
     ) -> list[LowbitOptimizer]:
         """One optimizer for each of `model.parts`, or for the model.
-        Warns of each override that no parameter gets.
+        Warns of each override that no parameter gets, and of weight decay that is lost.
         """
         matched: set[int] = set()
         parts = getattr(model, "parts", [model])
         made = [self._build_optimizer(self._groups(part, matched)) for part in parts]
+        for opt in made:
+            _scale_by_first(opt)
         for number, rule in enumerate(self.param_group_overrides):
             if number not in matched:
                 warnings.warn(
@@ -88,13 +90,18 @@ class LowbitConfig(OptimizerConfig):
 
     def _groups(self, part: nn.Module, matched: set[int]) -> list[dict[str, Any]]:
         """The groups of `lowbit.param_groups`, or for MuonWithAdamW of `lowbit.muon_param_groups`,
-        split by the first override whose pattern is found in a name.
+        split by the first override whose pattern is found in a name. The first group decays, if
+        any does: Automodel's scheduler takes its base values from there.
 
         Numbers of such overrides are added to `matched`.
         """
         rules = [(re.compile(each.pattern), each) for each in self.param_group_overrides]
         made: list[dict[str, Any]] = []
         special = {key: self.options[key] for key in OF_GROUPS if key in self.options}
+
+        def decays(group: dict[str, Any]) -> bool:
+            return "weight_decay" not in group  # which `no_decay` writes
+
         for group in groups_for(self._cls)(part, **special):
             split: dict[int, dict[str, Any]] = {}
             for name, p in zip(group["param_names"], group["params"], strict=True):
@@ -105,11 +112,34 @@ class LowbitConfig(OptimizerConfig):
                 if number >= 0:
                     matched.add(number)
                     rule = rules[number][1]
-                    own |= {"lr_mult": rule.lr_mult, "wd_mult": rule.wd_mult}
+                    wd_mult = rule.wd_mult if decays(group) else 0.0
+                    own |= {"lr_mult": rule.lr_mult, "wd_mult": wd_mult}
                 chosen = split.setdefault(number, own)
                 chosen["params"].append(p)
                 chosen["param_names"].append(name)
             made += [split[number] for number in sorted(split)]
         if not made:
             raise ValueError("a part of the model has no parameter that requires a gradient")
-        return made
+        first = next(filter(decays, made), made[0])
+        return [first, *(group for group in made if group is not first)]
+
+
+def _scale_by_first(opt: LowbitOptimizer) -> None:
+    """Scales the multipliers of overrides by their groups' own learning rate and weight decay.
+
+    Automodel's scheduler gives a group the scheduled value times its multiplier. The base of the
+    schedule is the first group's value, and a multiplier that is there already stays as it is.
+    """
+    first = opt.param_groups[0]
+    for group in opt.param_groups:
+        for key, mult in (("lr", "lr_mult"), ("weight_decay", "wd_mult")):
+            if mult in group and first[key]:
+                group[mult] *= group[key] / first[key]
+        if group["weight_decay"] and not first["weight_decay"]:
+            warnings.warn(
+                f"weight_decay is 0 and adamw_weight_decay {group['weight_decay']}: Automodel's "
+                "scheduler multiplies the former for all groups, so that none decays. Without "
+                "decay for Muon, set weight_decay and an override's wd_mult: 0 for its matrices",
+                stacklevel=outside(),
+            )
+            return

@@ -336,6 +336,98 @@ def test_automodel_builds_muon(automodel, tmp_path):
     opt.step()
 
 
+SETTINGS = {  # options, and the learning rate and weight decay of each parameter under an override
+    "no_decay": (
+        "options: {no_decay: true}",
+        {
+            "mlp.weight": (1e-2, 0.1),
+            "mlp.bias": (1e-2, 0.0),
+            "router.weight": (5e-3, 0.05),
+            "router.bias": (5e-3, 0.0),
+            "embed.weight": (1e-2, 0.1),
+        },
+    ),
+    "Muon": (
+        "optimizer: MuonWithAdamW\n"
+        "options: {no_decay: ['mlp.bias'], adamw_lr: 1.0e-3, adamw_weight_decay: 0.2}",
+        {
+            "mlp.weight": (1e-2, 0.1),
+            "mlp.bias": (1e-3, 0.0),
+            "router.weight": (5e-3, 0.05),
+            "router.bias": (5e-4, 0.1),
+            "embed.weight": (1e-3, 0.2),
+        },
+    ),
+    "no group decays or no lr": (
+        "weight_decay: 0.0\nlr: 0.0",
+        dict.fromkeys(
+            ("mlp.weight", "mlp.bias", "router.weight", "router.bias", "embed.weight"), (0.0, 0.0)
+        ),
+    ),
+}
+
+
+def scheduled(opt):
+    """The settings after a step of Automodel's scheduler, whose base is the first group."""
+    from nemo_automodel.components.optim.scheduler import OptimizerParamScheduler
+
+    lr, decay = (opt.param_groups[0][key] for key in ("lr", "weight_decay"))
+    steady = (lr, lr, lr, 0, 10, "constant", decay, decay, 10, "constant")
+    OptimizerParamScheduler(opt, *steady).step(1)
+    return {
+        name: pytest.approx((group["lr"], group["weight_decay"]))
+        for group in opt.param_groups
+        for name in group["param_names"]
+    }
+
+
+@pytest.mark.parametrize("case", SETTINGS)
+def test_automodels_overrides_multiply_a_groups_own_settings(automodel, tmp_path, case):
+    """They took the place of no_decay and adamw_lr."""
+    given, wanted = SETTINGS[case]
+    layers = {"mlp": torch.nn.Linear(64, 48), "router": torch.nn.Linear(64, 48)}
+    model = torch.nn.ModuleDict({**layers, "embed": torch.nn.Embedding(64, 64)})
+    text = {
+        "_target_": "lowbit.integrations.nemo_automodel.LowbitConfig",
+        "lr": 1e-2,
+        "weight_decay": 0.1,
+        "param_group_overrides": [{"pattern": "router", "lr_mult": 0.5, "wd_mult": 0.5}],
+        **yaml.safe_load(given),
+    }
+    (opt,) = automodel(tmp_path, yaml.safe_dump({"optimizer": text}), model)
+    assert scheduled(opt) == wanted
+
+
+def test_the_first_group_of_automodel_decays(automodel, tmp_path):
+    """Its scheduler takes the base from there, and nothing would decay in a stage of a norm and an
+    embedding."""
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 64), torch.nn.LayerNorm(64))
+    text = """
+        optimizer:
+          _target_: lowbit.integrations.nemo_automodel.LowbitConfig
+          options: {no_decay: true}
+        """
+    (opt,) = automodel(tmp_path, text, model)
+    assert scheduled(opt) == {
+        "0.weight": (1e-4, 0.01),
+        "1.weight": (1e-4, 0.0),
+        "1.bias": (1e-4, 0.0),
+    }
+
+
+def test_automodel_warns_of_a_weight_decay_that_its_scheduler_loses(automodel, tmp_path):
+    model = torch.nn.Sequential(torch.nn.Embedding(8, 64), torch.nn.Linear(64, 64))
+    text = """
+        optimizer:
+          _target_: lowbit.integrations.nemo_automodel.LowbitConfig
+          optimizer: MuonWithAdamW
+          weight_decay: 0.0
+          options: {adamw_weight_decay: 0.1}
+        """
+    with pytest.warns(UserWarning, match=r"weight_decay is 0 and adamw_weight_decay 0\.1"):
+        automodel(tmp_path, text, model)
+
+
 def test_automodel_warns_of_patterns_that_match_nothing(automodel, tmp_path):
     """In no part of the model: those of a pipeline's stages have different layers."""
     parts = torch.nn.Module()
