@@ -129,11 +129,16 @@ class ScheduleFreeCallback(TrainerCallback):
     Trainer calls `optimizer.train()` before it trains and `optimizer.eval()` before it evaluates,
     but not before it saves. This does so, and at the end of each epoch, so that the model has the
     average when training ends.
+
+    Raises:
+        ValueError: when training begins, with enable_jit_checkpoint=True, which saves in the middle
+            of a step.
     """
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, optimizer: Any = None, **_: Any
     ) -> None:
+        _check_saves(self, args, "the weights are not the average then")
         if (opt := _unwrapped(optimizer)) is not None:
             _with_callback.add(opt)
 
@@ -177,7 +182,8 @@ class StepInBackwardCallback(TrainerCallback, ExportableState):
     Raises:
         TypeError: when training begins, if the optimizer belongs to another library.
         ValueError: when training begins, with fp16=True, whose GradScaler has to look at all
-            gradients before any step, or on several processes.
+            gradients before any step, on several processes, or with enable_jit_checkpoint=True,
+            which saves between a backward pass and the end of its step.
     """
 
     def __init__(self, overlap: bool = False, waiting: int | str | None = None) -> None:
@@ -214,6 +220,9 @@ class StepInBackwardCallback(TrainerCallback, ExportableState):
                 f"StepInBackwardCallback is for one process, and these are {args.world_size}; call "
                 "lowbit.step_in_backward in a loop of your own"
             )
+        _check_saves(
+            self, args, "the weights are stepped then and the step not counted: resuming repeats it"
+        )
         opt = getattr(optimizer, "optimizer", optimizer)  # inside accelerate's
         norm = args.max_grad_norm or None
         self.released = lowbit.step_in_backward(
@@ -236,6 +245,16 @@ class StepInBackwardCallback(TrainerCallback, ExportableState):
             self.released.remove()
             self._handle.remove()
         self.released = None
+
+
+def _check_saves(callback: TrainerCallback, args: Any, why: str) -> None:
+    """Raises ValueError if the Trainer saves in the middle of a step when it is terminated."""
+    if getattr(args, "enable_jit_checkpoint", False):
+        raise ValueError(
+            f"{type(callback).__name__} does not work with enable_jit_checkpoint=True, which saves "
+            f"in the middle of a step at SIGTERM: {why}. Set it to False in TrainingArguments, and "
+            "save by save_steps"
+        )
 
 
 def _unwrapped(optimizer: Any) -> LowbitOptimizer | None:

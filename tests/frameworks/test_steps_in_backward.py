@@ -1,6 +1,7 @@
 """Steps inside the backward pass under Hugging Face's Trainer and Lightning."""
 
 import json
+import signal
 import types
 
 import pytest
@@ -55,6 +56,28 @@ def test_the_trainer_steps_in_the_backward_pass(tmp_path, accumulated, clipped):
     with pytest.raises(ValueError, match="one process, and these are 2"):
         several = types.SimpleNamespace(fp16=False, world_size=2)
         StepInBackwardCallback().on_train_begin(several, None, None)
+
+
+@pytest.mark.parametrize("name", ["StepInBackwardCallback", "ScheduleFreeCallback"])
+def test_a_save_in_the_middle_of_a_step_is_refused(tmp_path, name):
+    """At SIGTERM transformers saves after a backward pass whose steps are done and not counted, and
+    while the weights are no average."""
+    need_package("transformers")
+    from lowbit.integrations import transformers
+
+    rule = "ScheduleFreeAdamW" if name == "ScheduleFreeCallback" else "AdamW"
+    args = launchers.arguments(tmp_path, enable_jit_checkpoint=True)
+    before = signal.getsignal(signal.SIGTERM)
+    made = launchers.trainer(
+        tmp_path,
+        args=args,
+        optimizer_cls_and_kwargs=transformers.optimizer(args, rule),
+        callbacks=[getattr(transformers, name)()],
+    )
+    signal.signal(signal.SIGTERM, before)  # Trainer's is taken off when training ends
+    with pytest.raises(ValueError, match=rf"{name} does not work with enable_jit_checkpoint=True"):
+        made.train()
+    assert made.state.global_step == 0
 
 
 @pytest.mark.parametrize("restore", [False, True])
