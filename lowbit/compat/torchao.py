@@ -102,6 +102,11 @@ class _TorchaoName(LowbitOptimizer):
                     "group of it: give the group state_format={'exp_avg': lowbit.scaled(...), "
                     "'exp_avg_sq': lowbit.scaled(...)}"
                 )
+            if "bf16_stochastic_round" in param_group:
+                raise ValueError(
+                    "bf16_stochastic_round is for a whole optimizer, not for a group of it: give "
+                    "the group param_format='nearest' or 'auto'"
+                )
             if self._blocks is not None and "amsgrad" in param_group:
                 param_group.setdefault("state_format", self._formats(param_group))
         super().add_param_group(param_group)

@@ -164,7 +164,8 @@ def check_group(what: str, group: Mapping[str, Any]) -> None:
         raise TypeError(f"lr should be a number or a tensor but is: {lr!r}")
     if "state_memory" in group:
         raise ValueError(
-            "state_memory is for a whole optimizer, not for a group of it: pass it to the optimizer"
+            "state_memory is for a whole optimizer, not for a group of it: pass it to the "
+            "optimizer, in torchtitan by optimizer_factory_kwargs_by_name"
         )
     check_seed(group.get("seed", 0))
     full_precision = group.get("full_precision", ())

@@ -15,22 +15,23 @@ _BITSANDBYTES = {
     "min_8bit_size": "min_numel=",
     "percentile_clipping": "lowbit.clip_grad_norm_ before the step",
     "block_wise": "nothing: scales cover blocks, unless lowbit.scaled() says otherwise",
-    "is_paged": 'state_memory="managed", or "pinned"',
+    "is_paged": 'state_memory="managed", or "pinned", of the whole optimizer',
     "args": "nothing",
 }
 
 
-def refuse_keywords(name: str, options: Iterable[str]) -> None:
+def refuse_keywords(name: str, options: Iterable[str], *, group: bool = False) -> None:
     """Raises TypeError for bitsandbytes' keywords that have another name here, or none.
 
     Args:
         name: of the optimizer that was given them.
+        group: True if the options are a group's, where `args` is the program's own.
     """
-    if found := [key for key in options if key in _BITSANDBYTES]:
+    if found := [key for key in options if key in _BITSANDBYTES and not (group and key == "args")]:
         instead = "; ".join(f"in place of {key} write {_BITSANDBYTES[key]}" for key in found)
         raise TypeError(
-            f"lowbit.{name} takes the arguments of lowbit, not bitsandbytes' "
-            f"{', '.join(found)}: {instead}"
+            f"{'a parameter group of ' if group else ''}lowbit.{name} takes the arguments of "
+            f"lowbit, not bitsandbytes' {', '.join(found)}: {instead}"
         )
 
 

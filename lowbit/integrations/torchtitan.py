@@ -21,6 +21,10 @@ from lowbit.optim.param_groups import HEAD_NAMES
 # FQNs of torchtitan's embedding and the output heads, for `full_precision=` of `adamw`.
 EMBEDDINGS_AND_HEADS = r"(^|\.)(tok_embeddings|" + "|".join(HEAD_NAMES) + r")\.weight$"
 
+# The options of `lowbit.AdamW` that torchtitan passes by `optimizer_factory_kwargs_by_name`: a
+# group's `optimizer_kwargs` do not take them.
+OF_THE_OPTIMIZER = ("state_memory",)
+
 
 class LowbitOptimizers(OptimizersContainer):
     """torchtitan's container, in which "lowbit.X" names class X of lowbit."""
@@ -51,8 +55,10 @@ def adamw(
         full_precision: a regular expression; parameters whose name it matches keep float32 state.
             It must match some parameter. `EMBEDDINGS_AND_HEADS` matches the embedding and output
             heads. None (default) makes no such group.
-        options: further arguments of `lowbit.AdamW`.
+        options: further arguments of `lowbit.AdamW`; `state_memory`, which no group has, goes to
+            the whole optimizer.
     """
+    whole = {key: options.pop(key) for key in OF_THE_OPTIMIZER if key in options}
     given = {"lr": lr, "betas": (0.9, 0.95), "eps": 1e-8, "weight_decay": 0.1, **options}
     groups = [
         ParamGroupConfig(pattern=r".*", optimizer_name="lowbit.AdamW", optimizer_kwargs=given)
@@ -65,4 +71,7 @@ def adamw(
                 pattern=full_precision, optimizer_name="lowbit.AdamW", optimizer_kwargs=own
             ),
         )
-    return LowbitOptimizers.Config(param_groups=groups)
+    return LowbitOptimizers.Config(
+        param_groups=groups,
+        optimizer_factory_kwargs_by_name={"lowbit.AdamW": whole} if whole else {},
+    )

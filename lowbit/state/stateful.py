@@ -12,6 +12,7 @@ from torch.optim.optimizer import Optimizer
 
 from lowbit import sharding
 from lowbit.config import arguments, overrides
+from lowbit.config.hints import refuse_keywords
 from lowbit.state import choose, layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.fresh import fresh_state
@@ -174,6 +175,7 @@ class StatefulOptimizer(Optimizer):
                 param_group = {k: v for k, v in param_group.items() if k != "rank"}
             param_group.update(self._plain(param_group))
             arguments.check_params(type(self).__name__, param_group.get("params"))
+            refuse_keywords(type(self).__name__, param_group, group=True)
             arguments.check_group("the parameter group", param_group)
             arguments.warn_of_typos(param_group, self.defaults, self.warned)
             check_added(self, param_group)

@@ -177,6 +177,27 @@ def test_unknown_names_are_refused(tmp_path):
         torchtitan.LowbitOptimizers._resolve_optimizer_factory("lowbit.Adamw")
 
 
+def test_torchtitan_gets_what_is_for_a_whole_optimizer():
+    """torchtitan writes `optimizer_kwargs` into groups, which do not take `state_memory`."""
+    need_package("torchtitan")
+    from torchtitan.components.optimizer import ParamGroupConfig
+
+    from lowbit.integrations import torchtitan
+
+    model = nn.ModuleDict({"body": nn.Linear(64, 64), "output": nn.Linear(64, 64)})
+    for given in ({}, {"full_precision": torchtitan.EMBEDDINGS_AND_HEADS}):
+        config = torchtitan.adamw(lr=1e-2, state_memory="pinned", state_format="4bit", **given)
+        (opt,) = config.build(model_parts=[model])
+        assert opt.state_memory == "pinned"
+        assert {g["state_format"] for g in opt.param_groups} == {"4bit"}
+    assert torchtitan.adamw().optimizer_factory_kwargs_by_name == {}
+    kwargs = {"lr": 1e-2, "state_memory": "pinned"}
+    group = ParamGroupConfig(pattern=".*", optimizer_name="lowbit.Lion", optimizer_kwargs=kwargs)
+    config = torchtitan.LowbitOptimizers.Config(param_groups=[group])
+    with pytest.raises(ValueError, match="in torchtitan by optimizer_factory_kwargs_by_name"):
+        config.build(model_parts=[model])
+
+
 def test_schedule_free_takes_no_schedule_that_decays(monkeypatch):
     """Without the package, of which this needs only the names."""
     for module, names in (

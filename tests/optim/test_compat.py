@@ -137,6 +137,9 @@ def test_block_size_is_of_no_group():
     group = {"params": [nn.Parameter(torch.ones(MATRIX))], "block_size": 64}
     with pytest.raises(ValueError, match="block_size=64 is for a whole optimizer"):
         lowbit.AdamW8bit([group])
+    group = {"params": [nn.Parameter(torch.ones(MATRIX))], "bf16_stochastic_round": False}
+    with pytest.raises(ValueError, match=r"for a whole optimizer, .* param_format='nearest'"):
+        lowbit.AdamW8bit([group])
 
 
 @pytest.mark.parametrize("name", ["AdamW8bit", "Lion8bit", "AdamW", "LAMB"])
@@ -154,6 +157,26 @@ def test_keywords_of_bitsandbytes_are_named_with_what_replaces_them(name):
         with pytest.raises(TypeError, match=f"in place of {keyword} write "):
             make([nn.Parameter(torch.ones(MATRIX))], **{keyword: 1})
     assert list(inspect.signature(make).parameters)[:3] == ["params", "lr", "betas"]
+
+
+@pytest.mark.parametrize("keyword", ["optim_bits", "min_8bit_size", "is_paged"])
+def test_keywords_of_bitsandbytes_are_named_in_a_group_too(keyword):
+    """torchtitan puts every option there. A state dict that has one loads."""
+
+    def group(**options):
+        return {"params": [nn.Parameter(torch.ones(MATRIX))], **options}
+
+    opt = lowbit.AdamW([group(args="the program's own")])
+    said = f"^a parameter group of lowbit.AdamW takes .*in place of {keyword} write "
+    with pytest.raises(TypeError, match=said):
+        opt.add_param_group(group(**{keyword: 1}))
+    with pytest.raises(TypeError, match=said):
+        lowbit.AdamW([group(**{keyword: 1})])
+    assert len(opt.param_groups) == 1
+    saved = opt.state_dict()
+    saved["param_groups"][0] |= {keyword: 1, "lr": 0.5}
+    opt.load_state_dict(saved)
+    assert opt.param_groups[0]["lr"] == 0.5
 
 
 RULES = ["Adam", "AdamW", "AdEMAMix", "Adagrad", "LAMB", "LARS", "Lion", "RMSprop", "SGD"]

@@ -91,6 +91,12 @@ class MuonWithAdamW(OrthogonalOptimizer):
                     "a parameter group has no use_muon, which says whether Muon (True) or AdamW "
                     "(False) steps it; lowbit.muon_param_groups(model) makes groups that have it"
                 )
+            for key in ("lr", "betas", "eps", "weight_decay"):
+                if (own := f"adamw_{key}") in param_group:
+                    raise ValueError(
+                        f"{own} is for a whole optimizer, not for a group of it: write {key} in a "
+                        f"group with use_muon=False, or pass {own} to the optimizer"
+                    )
             if not param_group["use_muon"]:
                 for key, value in self._adamw.items():
                     param_group.setdefault(key, value)

@@ -156,3 +156,19 @@ def test_measured_scales_that_shards_cannot_agree_on(monkeypatch):
     specs = {"exp_avg": S("dynamic8", scale="tensor"), "exp_avg_sq": S("dynamic8", scale="row")}
     with pytest.raises(ValueError, match="scale='tensor'"):
         lowbit.AdamW([nn.Parameter(torch.ones(32, 96))], state_format=specs)
+
+
+@pytest.mark.parametrize("use_muon", [True, False])
+@pytest.mark.parametrize(
+    "key, value", [("lr", 1e-5), ("betas", (0.8, 0.9)), ("eps", 1e-6), ("weight_decay", 0.0)]
+)
+def test_what_muon_calls_adamws_is_of_no_group(key, value, use_muon):
+    """A group had the constructor's, in silence. Settings of another program's group load."""
+    own, p = {f"adamw_{key}": value}, nn.Parameter(torch.ones(32, 64))
+    group = {"params": [p], "use_muon": use_muon}
+    with pytest.raises(ValueError, match=f"adamw_{key} is for a whole .*: write {key} in a group"):
+        lowbit.MuonWithAdamW([{**group, **own}])
+    opt = lowbit.MuonWithAdamW([group], **own)
+    saved = opt.state_dict()
+    saved["param_groups"][0] |= own
+    opt.load_state_dict(saved)
