@@ -144,13 +144,8 @@ class SteppingOptimizer(StatefulOptimizer):
         Returns False if the step is only there to create it.
         """
         if self.layouts and not self.is_laid_out():
-            self.lay_out_again()  # such as by OneCycleLR, which gives SGD a momentum
             self.init_state()
         return not self._create_late_state()
-
-    def is_laid_out(self) -> bool:
-        """Whether the layouts are those of the groups' options now."""
-        return self._laid_out_for == self._decided()
 
     def step_params(self, params: Iterable[tuple[int, Any]], step: Step) -> None:
         """Steps these parameters, each with the number of its group, as a part of `step`."""

@@ -154,6 +154,10 @@ class StatefulOptimizer(Optimizer):
         if self._whole_groups is None:
             self.structure.forget_removed(self.param_groups, self.state)
 
+    def is_laid_out(self) -> bool:
+        """Whether the layouts are those of the groups' options now."""
+        return self._laid_out_for == self._decided()
+
     def _decided(self) -> list[Any]:
         """The current group entries that layouts depend on."""
         return [
@@ -232,6 +236,8 @@ class StatefulOptimizer(Optimizer):
         do under `to_empty`. Elsewhere it makes others: materialize first, then build the optimizer.
         """
         self.check_structure()
+        if self.layouts and not self.is_laid_out():
+            self.lay_out_again()  # such as by OneCycleLR, which gives SGD a momentum
         self._laid_out_for = self._decided()
         self._drop_replaced()
         self._lay_out_trained()

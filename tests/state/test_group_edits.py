@@ -227,3 +227,49 @@ def test_what_was_removed_is_freed(frozen):
     opt.step()
     gc.collect()
     assert [ref() for ref in gone] == [None, None]
+
+
+EDITS = {  # made after the third step: a setting that gives a moment, or takes it
+    "momentum": (lambda ps: lowbit.SGD(ps, lr=0.1), {"momentum": 0.9}, "momentum_buffer"),
+    "amsgrad": (lambda ps: lowbit.AdamW(ps, lr=0.1), {"amsgrad": True}, "max_exp_avg_sq"),
+    "normuon": (
+        lambda ps: lowbit.Muon(ps, lr=0.1),
+        {"normuon_beta2": 0.95},
+        "second_momentum_buffer",
+    ),
+}
+
+
+@pytest.mark.parametrize("between", ["state_dict", "set_fp32_model_state_dict"])
+@pytest.mark.parametrize("name", EDITS)
+def test_an_edited_setting_counts_whatever_is_called_before_the_next_step(name, between):
+    make, edit, moment = EDITS[name]
+    made = []
+    for calls in (False, True):
+        net = nn.Linear(64, 64, bias=False)
+        net.weight = param()
+        opt = trained(make(net.named_parameters()), 3)
+        assert not any(key.startswith(moment) for key in opt.state[net.weight])
+        opt.param_groups[0].update(edit)
+        if calls and between == "state_dict":
+            opt.state_dict()
+        elif calls:
+            lowbit.set_fp32_model_state_dict(net, opt, {})
+        trained(opt, 3)
+        made.append((net.weight, opt.state[net.weight]))
+    (p, alone), (q, state) = made
+    assert torch.equal(p, q) and list(alone) == list(state)
+    assert any(key.startswith(moment) for key in state), list(state)
+    assert all(torch.equal(state[key], value) for key, value in alone.items())
+
+
+@pytest.mark.parametrize("name", EDITS)
+def test_a_state_dict_after_an_edited_setting_loads(name):
+    make, edit, moment = EDITS[name]
+    opt = trained(make([("w", param())]))
+    opt.param_groups[0].update(edit)
+    again = make([("w", param())])
+    again.load_state_dict(copy.deepcopy(opt.state_dict()))
+    trained(again, 1)
+    (state,) = again.state.values()
+    assert state["step"] == 3 and any(key.startswith(moment) for key in state)
