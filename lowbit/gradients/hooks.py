@@ -5,7 +5,7 @@ and recovery after a failed pass.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -128,6 +128,20 @@ def check_free(p: Tensor, name: str, what: str, hooks: bool = True) -> None:
             f"{name!r} is a flat shard of FSDP1 (FullyShardedDataParallel), whose hooks never run, "
             f"or run before the reduction; {instead}"
         )
+
+
+def check_first(
+    params: Iterable[Tensor], stepped: Container[Tensor], names: Mapping[Tensor, str]
+) -> None:
+    """Raises RuntimeError if a parameter was stepped already since the last `opt.step()`."""
+    for p in params:
+        if p in stepped:
+            raise RuntimeError(
+                f"{names[p]!r} got a second gradient after it was stepped with the first one: call "
+                "opt.step() after each backward pass, or opt.zero_grad() to give the step up; run "
+                "all backward passes of a step but the last in `with released.hold()`; and use "
+                "checkpoint(use_reentrant=False) for a layer or a weight that is used twice"
+            )
 
 
 def check_frozen(frozen: Mapping[str, Tensor]) -> None:

@@ -145,28 +145,27 @@ class InBackward:
         self.held = self._begun = False
         self._reducer = AfterReducer(model, self._reduced)
         self._handles: list[Any] = []
-        self._groups: dict[Tensor, int] = {}
+        self._names: dict[Tensor, str] = {}  # of the parameters with a hook
+        self._groups: dict[Tensor, int] = {}  # the number of each parameter's group in this step
         places.check_model(model, "lowbit.step_in_backward")
         own = {id(p): name for name, p in model.named_parameters()}
         late = self._late(own)
-        for number, group in enumerate(opt.param_groups):
-            for p in group["params"]:
-                if p.requires_grad and id(p) in own and p not in late:
-                    places.check_free(p, own[id(p)], "lowbit.step_in_backward")
-                    self._groups[p] = number
-        if not self._groups and not late:
+        for p in (p for group in opt.param_groups for p in group["params"]):
+            if p.requires_grad and id(p) in own and p not in late:
+                places.check_free(p, own[id(p)], "lowbit.step_in_backward")
+                self._names[p] = own[id(p)]
+        if not self._names and not late:
             raise ValueError(
                 "the optimizer has no parameter of this model; build it after the model is sharded"
             )
-        for p in self._groups:
+        for p in self._names:
             places.steppers[p] = weakref.ref(self)
             hook = self._after_reducer if self._ddp else self._hook
             self._handles.append(p.register_post_accumulate_grad_hook(hook))
-        self._names = {p: own[id(p)] for p in self._groups}
         names = {name: p for p, name in self._names.items()}
         check = functools.partial(places.check_place, what="lowbit.step_in_backward", names=names)
         self._handles.append(model.register_forward_pre_hook(check, prepend=True))
-        self._recovery = places.Recovery(model, self._groups)
+        self._recovery = places.Recovery(model, self._names)
         self._handles.append(self._recovery.handle)
         self._handles.append(opt.register_step_pre_hook(self._before_rest))
         if beside is not None:
@@ -222,7 +221,7 @@ class InBackward:
     def give_up(self) -> None:
         """Forgets what the running step has counted; what was stepped stays stepped."""
         self._begun = False
-        self.opt.stepped_early.difference_update(self._groups)
+        self.opt.stepped_early.difference_update(self._names)
         self._sums, self._found = NormSums(self.norm_type), {}
 
     def remove(self) -> None:
@@ -235,7 +234,7 @@ class InBackward:
         finally:
             self.opt.steppers = [other for other in self.opt.steppers if other is not self]
             self.give_up()
-            for p in self._groups:
+            for p in self._names:
                 places.steppers.pop(p, None)
 
     # Backward pass
@@ -248,8 +247,11 @@ class InBackward:
         self._step([p])
 
     def _step(self, params: list[Tensor]) -> None:
-        self._refuse_second(params)
+        places.check_first(params, self.opt.stepped_early, self._names)
         self._begin()
+        params = [p for p in params if p in self._groups]
+        if not params:  # they have left the optimizer, whose step would not take them either
+            return
         found = None
         for p in params:
             if self.max_norm is not None:
@@ -270,18 +272,6 @@ class InBackward:
         self.opt.stepped_early.update(params)
         for p in params:
             p.grad = None
-
-    def _refuse_second(self, params: list[Tensor]) -> None:
-        """Raises RuntimeError if a parameter was stepped already since the last `opt.step()`."""
-        for p in params:
-            if p in self.opt.stepped_early:
-                raise RuntimeError(
-                    f"{self._names[p]!r} got a second gradient after it was stepped with the first "
-                    "one: call opt.step() after each backward pass, or opt.zero_grad() to give the "
-                    "step up; run all backward passes of a step but the last in `with "
-                    "released.hold()`; and use checkpoint(use_reentrant=False) for a layer or a "
-                    "weight that is used twice"
-                )
 
     def _runs_beside(self, p: Any) -> bool:
         """Whether a parameter's step is a call of one operator on this rank alone. Collectives on
@@ -305,7 +295,7 @@ class InBackward:
         norm = state_dict["norm"]
         self.norm = self._divisor = None
         if norm is not None and self.max_norm is not None:
-            device = next((p.device for p in self._groups), None)
+            device = next((p.device for p in self._names), None)
             self.norm = torch.tensor(norm, dtype=torch.float32, device=device or "cpu")
             self._divisor = divisor_for(self.norm, self.max_norm)
 
@@ -321,6 +311,8 @@ class InBackward:
             return
         self._begun = True
         self.opt.prepare_step()
+        groups = enumerate(self.opt.param_groups)  # which may have been edited since the last step
+        self._groups = {p: number for number, group in groups for p in group["params"]}
         if self.max_norm is not None:  # every rank in the same order, whichever gradients it has
             for group in self.opt.param_groups:
                 for p in group["params"]:
@@ -357,7 +349,7 @@ class InBackward:
 
     @torch.no_grad()
     def _reduced(self) -> None:
-        params = [p for p in self._groups if p.grad is not None]
+        params = [p for p in self._names if p.grad is not None]
         if params:
             self._step(params)
 
@@ -385,7 +377,7 @@ class InBackward:
         flags = []
         for device, found in self._found.items():
             flag = torch.zeros((), dtype=torch.float32, device=device, requires_grad=True)
-            flag.grad = torch.where(found > 0, torch.inf, 0.0)
+            flag.grad = torch.where(found > 0, torch.inf, 0.0).to(flag.dtype)
             flags.append(flag)
         rest = [p for g in self.opt.param_groups for p in g["params"] if p.grad is not None]
         return [{"params": flags + rest}]

@@ -262,6 +262,58 @@ def test_with_torchs_grad_scaler():
     assert not torch.equal(net.one.weight, before["one.weight"])
 
 
+def test_a_grad_scaler_under_another_default_dtype():
+    net, opt = build(dtype=torch.float32)
+    scaler = torch.amp.GradScaler("cpu")
+    released = lowbit.step_in_backward(net, opt, scaler=scaler)
+    scaler.scale(net(tokens(0))).backward()
+    try:
+        torch.set_default_dtype(torch.bfloat16)
+        scaler.step(released)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert opt.state[net.one.weight]["step"] == 1
+
+
+def moved(groups):
+    groups[1]["params"].append(groups[0]["params"].pop())
+
+
+@pytest.mark.parametrize("how", ["alone", "clipped", "scaled"])
+@pytest.mark.parametrize(
+    "edit",
+    [lambda groups: groups.pop(0), lambda groups: groups[0]["params"].pop(), moved],
+    ids=["a group leaves", "a parameter leaves", "a parameter moves"],
+)
+def test_groups_that_are_edited_between_steps(edit, how):
+    made = []
+    for in_backward in (False, True):
+        torch.manual_seed(0)
+        layers = nn.ModuleList([nn.Linear(16, 16, bias=False) for _ in range(3)])
+        rates = zip(layers, (1.0, 0.5, 0.25), strict=True)
+        opt = lowbit.SGD([{"params": [layer.weight], "lr": lr} for layer, lr in rates])
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0) if how == "scaled" else None
+        stepped = opt
+        if in_backward:
+            bound = 1e6 if how == "clipped" else None  # of which no gradient comes near
+            stepped = lowbit.step_in_backward(layers, opt, scaler=scaler, max_norm=bound)
+        for i in range(4):
+            if i == 2:
+                edit(opt.param_groups)
+            loss = sum(layer(torch.full((1, 16), 1.0 + i)).sum() for layer in layers)
+            (loss if scaler is None else scaler.scale(loss)).backward()
+            stepped.step() if scaler is None else scaler.step(stepped)
+            if scaler is not None:
+                scaler.update()
+            opt.zero_grad()
+        made.append(layers)
+    for layer, other in zip(*made, strict=True):
+        assert torch.equal(layer.weight, other.weight)
+        left, right = layer.weight.grad, other.weight.grad
+        assert (left is None) == (right is None), "what no step takes keeps its gradient"
+        assert left is None or torch.equal(left, right)
+
+
 def test_clipping_by_the_norm_of_the_step_before():
     (net, opt), (other, ordinary) = build(), build()
     released = lowbit.step_in_backward(net, opt, max_norm=0.01)
