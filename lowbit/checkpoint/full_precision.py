@@ -137,6 +137,9 @@ def to_master_free(
 
     Returns:
         The optimizer, whose state holds the compensation of the parameters.
+
+    Raises:
+        ValueError: FSDP1, or the optimizer has parameters that the model had before.
     """
     if any(sharding.is_flat(p) for p in model.parameters()):
         raise ValueError(
@@ -144,23 +147,41 @@ def to_master_free(
             "flattened: wrap a model that is 16-bit already, lowbit.fsdp1.bind its optimizer, and "
             "give the float32 weights to lowbit.set_fp32_model_state_dict; or use fully_shard"
         )
-    norms = {id(p) for m in model.modules() if isinstance(m, _NormBase) for p in m.parameters()}
+    # By name: `_apply` makes other parameters where torch.__future__ says so.
+    before = dict(model.named_parameters(remove_duplicate=False))
+    norms = _in_norms(model)
     values = {}
-    for p in model.parameters():
+    for name, p in before.items():
         if p.is_floating_point() and id(p) not in norms:
-            values[id(p)] = sharding.local(p).detach().to(torch.float32)
+            values[name] = sharding.local(p).detach().to(torch.float32)
             p.grad = None
+    moved = {id(before[name]) for name in values}
     # As model.to(dtype) does it: fully_shard's modules follow.
-    model._apply(lambda t: t.to(dtype) if id(t) in values and t.dtype != dtype else t)
-    named = list(model.named_parameters())
+    model._apply(lambda t: t.to(dtype) if id(t) in moved and t.dtype != dtype else t)
+    named, norms = list(model.named_parameters()), _in_norms(model)
     full_precision = [(name, p) for name, p in named if id(p) in norms]
     rest = [(name, p) for name, p in named if id(p) not in norms]
     groups = [{"params": rest}, {"params": full_precision, "param_format": "auto"}]
     opt: LowbitOptimizer = make(groups if full_precision and rest else named)
+    names = {id(p): name for name, p in named}
+    old = {id(p): name for name, p in before.items() if id(p) not in names}
+    for p in (p for group in opt.param_groups for p in group["params"]):
+        if id(p) in old:
+            raise ValueError(
+                f"the optimizer has {old[id(p)]!r} as it was before the conversion, and the model "
+                "has another parameter there now, which would never be stepped: build the "
+                "optimizer of what `make` is called with"
+            )
     for kept, lay in _kept(opt).values():
-        if id(kept) in values:
-            store_precise(kept, lay, opt, values[id(kept)])
+        name = names.get(id(kept), "")
+        if name in values:
+            store_precise(kept, lay, opt, values[name])
     return opt
+
+
+def _in_norms(model: nn.Module) -> set[int]:
+    """The ids of the parameters of batch and instance norms."""
+    return {id(p) for m in model.modules() if isinstance(m, _NormBase) for p in m.parameters()}
 
 
 def _unwrapped(model: nn.Module) -> nn.Module:

@@ -195,6 +195,34 @@ def test_batch_norms_stay_float32_and_the_model_runs():
     assert all(torch.isfinite(p).all() for p in net.parameters())
 
 
+@pytest.fixture
+def parameters_are_made_anew():
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    yield
+    torch.__future__.set_overwrite_module_params_on_conversion(before)
+
+
+def test_weights_keep_their_low_bits_where_conversion_makes_other_parameters(
+    parameters_are_made_anew,
+):
+    net = model()
+    before, wanted = list(net.parameters()), {k: v.clone() for k, v in net.state_dict().items()}
+    opt = lowbit.to_master_free(net, lambda p: lowbit.AdamW(p, param_format="bfloat16_split16"))
+    assert not {*map(id, before)} & {*map(id, net.parameters())}
+    assert net[0].weight.dtype == torch.bfloat16 and net[1].weight.dtype == torch.float32
+    for key, value in lowbit.get_fp32_model_state_dict(net, opt).items():
+        largest = float(wanted[key].abs().max())
+        torch.testing.assert_close(value, wanted[key], rtol=0, atol=largest * 2.0**-22)
+
+
+def test_an_optimizer_of_the_parameters_before_is_refused(parameters_are_made_anew):
+    net = nn.Linear(64, 64)
+    before = list(net.named_parameters())
+    with pytest.raises(ValueError, match="has 'weight' as it was before the conversion"):
+        lowbit.to_master_free(net, lambda _: lowbit.AdamW(before))
+
+
 @pytest.mark.parametrize("name", [n for n in EXTRA if "stochastic" not in n])
 def test_a_step_of_nothing_changes_nothing(name):
     """lr = 0, as checkpointing and trainers use it to make state: every weight stays,
