@@ -16,10 +16,10 @@ from lowbit.config.hints import refuse_keywords
 from lowbit.state import choose, layout, memory
 from lowbit.state.cut_anew import cut_anew
 from lowbit.state.fresh import fresh_state
+from lowbit.state.frozen import trained_or_plain
 from lowbit.state.layout import Layout, check_stream
 from lowbit.state.param_names import ParamNames
 from lowbit.state.place import check_place
-from lowbit.state.reduce_groups import reduce_groups
 from lowbit.state.replaced import replaced
 from lowbit.state.saved import in_other_format
 from lowbit.state.settings import check_added
@@ -396,10 +396,9 @@ class StatefulOptimizer(Optimizer):
             if not complete and p not in self.layouts:
                 what = f"parameter {name!r}" if name else f"parameter {index}"
                 check_place(p, sharding.local(p), what)
-                self.layouts[p] = self.layout_of(group, p, name, index)
+                self.layouts[p] = trained_or_plain(self.layout_of, group, p, name, index)
                 if choose.is_frozen(p):
                     self._frozen.add(p)
-                reduce_groups(self.layouts[p])  # raises where shards could not agree
             if not complete and name:
                 check_stream(self.layouts[p].stream, name, p, streams, self.warned)
             yield group, p, self.layouts[p]
