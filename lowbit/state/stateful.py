@@ -313,7 +313,8 @@ class StatefulOptimizer(Optimizer):
         with self.whole_groups():  # DeepSpeed empties them between steps
             self.init_state()
             made = super().state_dict()
-            made["param_groups"] = self.named_groups([*map(self._plain, made["param_groups"])])
+            if "param_groups" in made:  # which a hook may have put elsewhere
+                made["param_groups"] = self.named_groups([*map(self._plain, made["param_groups"])])
         return made
 
     def _plain(self, group: dict[str, Any]) -> dict[str, Any]:

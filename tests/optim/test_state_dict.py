@@ -242,3 +242,9 @@ def test_the_old_choice_loads_its_own_checkpoints_with_plain_dcp(tied, tmp_path)
     states = {"optim": get_optimizer_state_dict(again, fresh)}
     with pytest.raises(dcp.api.CheckpointException, match=r"Missing key.*tokens\.weight"):
         dcp.load(states, checkpoint_id=tmp_path, no_dist=True)
+
+
+def test_hooks_of_a_state_dict_may_give_another_structure():
+    opt = lowbit.AdamW([("w", nn.Parameter(torch.ones(64, 64)))])
+    opt.register_state_dict_post_hook(lambda _, made: {"optim": made})
+    assert list(opt.state_dict()) == ["optim"]
