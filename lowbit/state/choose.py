@@ -33,10 +33,10 @@ def is_full_precision(
     threshold) or rows that are too short, or if `full_precision` names it.
     `lowbit.catalog()["thresholds"]` has the numbers.
     """
-    limits, numel = ops.policy("thresholds"), math.prod(shape)
-    if len(shape) < limits["min_dims"] or numel // max(shape[0], 1) < limits["min_cols"]:
+    limits = ops.policy("thresholds")
+    if len(shape) < limits["min_dims"] or math.prod(shape[1:]) < limits["min_cols"]:
         return True
-    if numel < (limits["min_numel"] if min_numel is None else min_numel):
+    if math.prod(shape) < (limits["min_numel"] if min_numel is None else min_numel):
         return True
     return names_full_precision(name, full_precision)
 

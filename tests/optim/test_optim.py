@@ -354,6 +354,8 @@ def test_wide_rules():
         ((2, 3, 1024), False),
     ):
         assert choose.is_full_precision(shape, None, ()) == full_precision
+    assert not choose.is_full_precision((0, 64), None, (), 0), "as csrc/policy has it"
+    assert all(choose.is_full_precision(*of) for of in (((0, 64), None, ()), ((0,), None, (), 0)))
     mixed = lowbit.AdamW(
         [net["body"].weight], state_format={"exp_avg": "dynamic8", "exp_avg_sq": "float32"}
     )

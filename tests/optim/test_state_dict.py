@@ -1,6 +1,7 @@
 """State dicts of an optimizer: copies, files, pickles, and loads of other dtypes and formats."""
 
 import copy
+import functools
 import io
 import pickle
 import warnings
@@ -248,3 +249,16 @@ def test_hooks_of_a_state_dict_may_give_another_structure():
     opt = lowbit.AdamW([("w", nn.Parameter(torch.ones(64, 64)))])
     opt.register_state_dict_post_hook(lambda _, made: {"optim": made})
     assert list(opt.state_dict()) == ["optim"]
+
+
+def test_a_parameter_without_rows_is_saved_and_loaded():
+    make = functools.partial(lowbit.AdamW, min_numel=0)
+    p = nn.Parameter(torch.ones(0, 64))
+    opt = make([("w", p)])
+    for _ in range(2):
+        p.grad = torch.ones_like(p)
+        opt.step()
+    again = make([("w", nn.Parameter(torch.ones(0, 64)))])
+    again.load_state_dict(copy.deepcopy(opt.state_dict()))
+    (state,) = again.state.values()
+    assert state["exp_avg_dynamic8"].shape == (0, 64) and state["step"] == 2
