@@ -387,7 +387,8 @@ def check_stream(
             )
         raise ValueError(
             f"parameters {other!r} and {name!r} have the same stream of random bits ({stream}, the "
-            "CRC-32 of the name); rename one of them"
+            "CRC-32 of the name): rename one of them, or pass the parameters without names, as "
+            "model.parameters() does, whose streams are their numbers"
         )
     if owner is not p:
         warn_once(

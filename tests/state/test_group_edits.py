@@ -273,3 +273,10 @@ def test_a_state_dict_after_an_edited_setting_loads(name):
     trained(again, 1)
     (state,) = again.state.values()
     assert state["step"] == 3 and any(key.startswith(moment) for key in state)
+
+
+def test_names_with_one_stream_are_refused_and_numbers_are_not():
+    first, second = "plumless", "buckeroo"  # whose CRC-32 is the same
+    with pytest.raises(ValueError, match="rename one of them, or pass the parameters without"):
+        lowbit.AdamW([(first, param(0)), (second, param(1))])
+    trained(lowbit.AdamW([param(0), param(1)]))
