@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
 
 from lowbit import ops
 from lowbit.step import objects
@@ -78,7 +79,8 @@ class StepCache:
         """Whether these step groups and visitors are the whole step and can be repeated."""
         members = sum(len(step_group.members) for step_group in step_groups)
         return members + len(visitors) == len(params) and not any(
-            step_group.copies
+            any(isinstance(p, FakeTensor) for p in step_group.params)  # no memory to come back to
+            or step_group.copies
             or step_group.flat_shards
             or step_group.strided
             or any(map(Tensor.is_neg, step_group.params))

@@ -7,6 +7,7 @@ import weakref
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import lowbit
 from lowbit import ops
@@ -161,3 +162,14 @@ def test_inference_tensors_step():
     for _ in range(3):
         opt.step()
     assert float(opt.state[p]["step"]) == 3
+
+
+def test_fake_tensors_step_and_are_not_repeated():
+    with FakeTensorMode():
+        p = torch.nn.Parameter(torch.randn(64, 96))
+        opt = lowbit.AdamW([p])
+        for _ in range(3):
+            p.grad = torch.ones_like(p)
+            opt.step()
+            assert opt.kept.cache is None
+    assert opt.state[p]["exp_avg_dynamic8"].shape == (64, 96)
