@@ -108,8 +108,10 @@ def clip_scale(
     if not float(max_norm) >= 0.0:
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
     norm = total_norm(parameters, norm_type, group)
-    if grad_scale is not None:
-        norm = norm / (grad_scale.to(norm.device) if isinstance(grad_scale, Tensor) else grad_scale)
+    if isinstance(grad_scale, Tensor):
+        norm = norm / grad_scale.to(norm.device)
+    elif grad_scale is not None:
+        norm = _quotient(norm, grad_scale)
     if error_if_nonfinite and not bool(norm.isfinite()):
         raise RuntimeError(
             f"The total norm of order {norm_type} for gradients from `parameters` is non-finite, "
@@ -121,7 +123,14 @@ def clip_scale(
 
 def divisor_for(norm: Tensor, max_norm: float) -> Tensor:
     """The divisor that clips gradients of this norm: max(1, (norm + 1e-6) / max_norm)."""
-    return ((norm + 1e-6) / float(max_norm)).clamp(min=1.0)
+    return _quotient(norm + 1e-6, max_norm).clamp(min=1.0)
+
+
+def _quotient(t: Tensor, by: float) -> Tensor:
+    """t / by with the CPU's bits on every device. By a number of the host, torch's CUDA kernels
+    multiply with the reciprocal.
+    """
+    return t / torch.full_like(t, float(by), dtype=torch.float64).to(t.dtype)
 
 
 def total_norm(

@@ -303,6 +303,33 @@ def test_a_number_that_the_host_knows_is_not_copied_to_a_gpu():
     assert on_device(number, torch.device("cpu")) is number and on_device(None, "cpu") is None
 
 
+def test_a_norm_is_divided_by_tensors():
+    """A number of the host as divisor is another operation on a GPU, whose result differs in the
+    last bit.
+    """
+    seen = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "div" in str(func) or "mul" in str(func):
+                seen.append((str(func), *(type(arg) for arg in args)))
+            return func(*args, **(kwargs or {}))
+
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    norm = torch.ones((), device="meta")
+    with Watch():
+        clip.divisor_for(norm, 0.3)
+        lowbit.clip_scale([p], 0.3, grad_scale=3.0)
+    assert seen == [("aten.div.Tensor", torch.Tensor, torch.Tensor)] * 3
+    for bound in (0.0, math.inf, 1e300):  # beyond float32
+        wanted = ((torch.tensor(2.0) + 1e-6) / bound).clamp(min=1.0)
+        assert torch.equal(clip.divisor_for(torch.tensor(2.0), bound), wanted)
+    norms = torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 10
+    for one in norms:
+        assert torch.equal(clip.divisor_for(one, 0.3), ((one + 1e-6) / 0.3).clamp(min=1.0))
+
+
 def test_a_number_that_the_host_knows_is_not_captured(monkeypatch):
     """A graph would step with it for ever."""
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
