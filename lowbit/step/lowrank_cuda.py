@@ -15,6 +15,7 @@ from torch import Tensor
 from lowbit import ops, sharding
 from lowbit.state.lowrank_layout import LowRankLayout
 from lowbit.step.lowrank import PASSES, Matrix, Passes
+from lowbit.step.numbers import lr_beside
 
 _SUMS = 3  # exact sums: squares of N, of L and of the update
 
@@ -144,7 +145,7 @@ class CudaWork(Matrix):
         if not isinstance(lr, Tensor):
             return float(lr)
         lr = sharding.local(lr)
-        return float(lr) if lr.device.type == "cpu" else lr.to(self.value.device)
+        return float(lr) if lr.device.type == "cpu" else lr_beside(lr, self.value.device)
 
     # What ranks reduce after a pass.
 

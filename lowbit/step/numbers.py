@@ -15,10 +15,10 @@ def capturing(device: torch.device | None = None) -> bool:
 
 
 def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
-    """The learning rate in the operator's form: float32 or float64, and on the CPU,
-    or moved from another GPU to the parameters' own.
+    """The learning rate in the operator's form: float32 or float64 on the CPU, float32 on a GPU,
+    to which it is moved from another one.
     """
-    if lr.dtype not in (torch.float32, torch.float64):
+    if lr.dtype != torch.float32 and (lr.is_cuda or lr.dtype != torch.float64):
         lr = lr.to(torch.float32)
     return lr.to(device) if lr.device.type == device.type else lr
 

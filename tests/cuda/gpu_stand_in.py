@@ -26,7 +26,12 @@ class _Tensor(ctypes.Structure):
 
 
 _CUDA = 2
-_KINDS = {torch.int64: 0, torch.int32: 0, torch.uint8: 1, torch.float32: 2, torch.bfloat16: 4}
+_KINDS = {
+    **dict.fromkeys((torch.int64, torch.int32), 0),
+    torch.uint8: 1,
+    **dict.fromkeys((torch.float64, torch.float32, torch.float16), 2),
+    torch.bfloat16: 4,
+}
 _kept: list[object] = []  # what torch points into
 
 

@@ -4,11 +4,15 @@ launched: a kernel would read memory that is not there.
 Needs no GPU: the tensors only say that they are on one (tests/cuda/gpu_stand_in.py). Steps on a
 second GPU are in tests/cuda/test_cuda.py."""
 
+import types
+
 import pytest
 import torch
 
 import lowbit
 from lowbit import ops
+from lowbit.step.lowrank_cuda import CudaWork
+from lowbit.step.numbers import lr_beside
 from tests.cuda.gpu_stand_in import on_gpu
 from tests.support.plans import fresh_state, plan_row
 
@@ -160,3 +164,22 @@ def test_muons_matrices():
     if torch.version.cuda is None:  # what is missing here is CUDA itself
         with pytest.raises(RuntimeError, match="lowbit::newton_schulz on CUDA: "):
             ops.newton_schulz(on_gpu(x, 0), [1.0, 2.0, 3.0], 1.0, 1e-7)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
+def test_learning_rates_on_a_gpu_are_float32(dtype, monkeypatch):
+    """Kernels read nothing else. On the CPU a float64 stays what it is."""
+    there, same = on_gpu(torch.tensor(1e-3), 0), on_gpu(torch.tensor(1e-3, dtype=dtype), 0)
+    device, asked = torch.device("cuda", 0), []
+
+    def to(t, what):
+        asked.append(what)
+        return there if what is torch.float32 else t
+
+    monkeypatch.setattr(torch.Tensor, "to", to)
+    work = types.SimpleNamespace(group={"lr": same}, value=there)
+    for lr in (lr_beside(same, device), CudaWork.lr.fget(work)):
+        assert lr is there
+    assert asked == [torch.float32, device] * 2
+    on_host = torch.tensor(1e-3, dtype=torch.float64)
+    assert lr_beside(on_host, device) is on_host
