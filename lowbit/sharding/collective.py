@@ -49,12 +49,12 @@ def reduce_over(wanted: Sequence[tuple[Tensor, Any, str]]) -> None:
 
 
 def average_over(t: Tensor, group: Any) -> None:
-    """Averages a gradient over a process group in place: it divides, then sums, as
-    DistributedDataParallel does.
+    """Averages a gradient over a process group in place: it multiplies by the
+    reciprocal of the number of ranks, then sums, as DistributedDataParallel does by default.
     """
     import torch.distributed as dist
 
-    t.div_(group.size())
+    t.mul_(1.0 / group.size())
     dist.all_reduce(t, group=group)
 
 

@@ -29,6 +29,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn.parallel import DistributedDataParallel
 
 import lowbit
+from lowbit import sharding
 from lowbit.gradients import clip
 from tests.gradients.gradients_misuse import refused, wrong_places
 from tests.gradients.gradients_nets import (
@@ -470,6 +471,17 @@ def memory(ranks: int) -> Found:
             "behind": behind,
         }
     }
+
+
+def average_as_ddp(ranks: int) -> bool:
+    """Whether an average over ranks has the bits of DistributedDataParallel's."""
+    rank = dist.get_rank()
+    grad = torch.randn(64, 64, generator=torch.Generator().manual_seed(rank))
+    layer = nn.Linear(64, 64, bias=False)
+    reduced = DistributedDataParallel(layer)
+    (reduced(torch.eye(64)) * grad.T).sum().backward()
+    sharding.average_over(grad, dist.group.WORLD)
+    return layer.weight.grad is not None and torch.equal(layer.weight.grad, grad)
 
 
 def found(ranks: int) -> Found:

@@ -44,6 +44,10 @@ def test_several_micro_batches_are_what_one_process_adds_up(two):
     check(two, "float32 gradients of FSDP2", "static graph", "ranks that use different")
 
 
+def test_an_average_has_the_bits_of_ddp_over_any_number_of_ranks(pool):
+    assert pool.run(3, gradients_worker.average_as_ddp, 3) == [True] * 3
+
+
 def test_steps_in_backward_leave_the_bits_of_ordinary_ones(two):
     check(two, "step in backward", "norm of the step before")
 
