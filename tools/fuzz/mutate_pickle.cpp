@@ -43,6 +43,7 @@ std::optional<Op> op_of(std::string_view text) {
       break;
     case '\x8d':
     case '\x8e':
+    case '\x96':
       op.size = 8;
       break;
     case 'K':
@@ -67,7 +68,7 @@ std::optional<Op> op_of(std::string_view text) {
       op.lines = true;
       break;
     default:
-      if (std::string_view("().]}NRtaesubQ012\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x93\x94")
+      if (std::string_view("().]}NRtaesubQ012\x81\x85\x86\x87\x88\x89\x8f\x90\x91\x92\x93\x94")
               .find(text[0]) == std::string_view::npos)
         return std::nullopt;
   }

@@ -48,9 +48,14 @@ class Unfolder {
         return call(id, depth);
       case Kind::kLong:
         return text(id, Value::Kind::kLong);
+      case Kind::kSet:
+        return set(id, depth);
       case Kind::kUnknown:
       case Kind::kOpaque:
         return opaque(id, p_.opaque_name(id));
+      case Kind::kPersistent:
+        if (p_.opaque && p_.holds_tensor(id)) return opaque(id, "a storage");
+        return bad(what_ + ": holds an object, which is not a plain value");
       default:
         if (p_.opaque && p_.is(id, Kind::kObject) && p_.global(id)->name == "fragment_address")
           return fragment(id);
@@ -103,6 +108,15 @@ class Unfolder {
     }
     return out;
   }
+  /// The items of a set, or of the list that it is made of.
+  Result<Value> set(NodeId id, int depth) {
+    ASSIGN_OR_RETURN(out, items(id, Value::Kind::kSet, depth));
+    for (const NodeId item : p_.items(id)) {
+      if (!hashable(item, depth))
+        return bad(what_ + ": has a set of lists, dicts or sets, which Python does not allow");
+    }
+    return out;
+  }
   Result<Value> dict(NodeId id, int depth) {
     if (const auto key = p_.repeated_key(id))
       return bad(what_ + ": has the key " + printable(*key) + " twice");
@@ -113,7 +127,8 @@ class Unfolder {
     const auto all = p_.items(id);
     for (size_t i = 0; i < all.size(); i += 2) {
       if (!hashable(all[i], depth))
-        return bad(what_ + ": has a key that is a list or a dict, which Python does not allow");
+        return bad(what_ +
+                   ": has a key that is a list, a dict or a set, which Python does not allow");
     }
     ASSIGN_OR_RETURN(out,
                      items(id, p_.ordered(id) ? Value::Kind::kOrdered : Value::Kind::kDict, depth));
@@ -123,7 +138,7 @@ class Unfolder {
   bool hashable(NodeId id, int depth) {
     if (left_ == 0) return false;
     --left_;
-    if (p_.is(id, Kind::kList) || p_.is(id, Kind::kDict)) return false;
+    if (p_.is(id, Kind::kList) || p_.is(id, Kind::kDict) || p_.is(id, Kind::kSet)) return false;
     if (!p_.is(id, Kind::kTuple) || depth > Value::kMaxDepth) return true;
     for (const NodeId item : p_.items(id)) {
       if (!hashable(item, depth + 1)) return false;
@@ -158,14 +173,7 @@ class Unfolder {
       if (first != kNoNode) RETURN_IF_ERROR(spend(text_of(first)));
       return bytes(first, rule->name == "bytes" ? Value::Kind::kBytes : Value::Kind::kBytearray);
     }
-    if (rule != nullptr && rule->name == "set") {
-      ASSIGN_OR_RETURN(out, items(first, Value::Kind::kSet, depth));
-      for (const NodeId item : p_.items(first)) {
-        if (!hashable(item, depth))
-          return bad(what_ + ": has a set of lists or dicts, which Python does not allow");
-      }
-      return out;
-    }
+    if (rule != nullptr && rule->name == "set") return set(first, depth);
     if (rule != nullptr && rule->name == "Counter") {
       if (first == kNoNode)
         return Value{.kind = Value::Kind::kDict, .text = std::string(Value::kCounter)};

@@ -230,7 +230,27 @@ class PickleReader {
     out_.pool.insert(out_.pool.end(), {callable, arguments, kNoNode});
     return push(kind, start);
   }
-  /// Adds the top n values to the list or dict below them; with `mark`, all above it.
+  /// A frozenset of what lies above the last mark; older protocols call its class.
+  Status frozenset() {
+    ASSIGN_OR_RETURN(count, unmark());
+    RETURN_IF_ERROR(tuple(count));
+    const NodeId items = pop();
+    RETURN_IF_ERROR(global("builtins", "frozenset"));
+    stack_.push_back(items);
+    return call(Kind::kCall);
+  }
+  /// NEWOBJ_EX: an object whose class takes arguments by their names, as none of the allowlist does.
+  Status object_by_names() {
+    if (!has(3)) return empty();
+    const NodeId named = pop();
+    if (!out_.is(named, Kind::kDict)) return no("names arguments by something else than a dict");
+    if (!out_.is(stack_[stack_.size() - 2], Kind::kUnknown))
+      return no("calls something that takes no arguments by their names");
+    RETURN_IF_ERROR(call(Kind::kObject));
+    give(stack_.back(), named);
+    return count_added(1);
+  }
+  /// Adds the top n values to the list, set or dict below them.
   Status append(Kind kind, size_t n) {
     if (!has(n + 1)) return empty();
     const NodeId to = stack_[stack_.size() - n - 1];
@@ -240,7 +260,7 @@ class PickleReader {
       stack_.resize(stack_.size() - n);
       return count_added(n);
     }
-    if (target.kind != kind) return no("adds to something that is not a list or dict");
+    if (target.kind != kind) return no("adds to something that is not a list, set or dict");
     if (n > 0) {
       if (target.length == 0) {
         out_.lists.emplace_back();
@@ -262,12 +282,15 @@ class PickleReader {
   }
   Status put(uint64_t index) {
     if (!has(1)) return no("remembers from an empty stack");
+    // Python 2's cPickle counts from 1.
+    if (memo_.empty() && index == 1) memo_.push_back(kNoNode);
     if (index != memo_.size()) return no("fills its memo out of order");
     memo_.push_back(stack_.back());
     return fine();
   }
   Status get(uint64_t index) {
-    if (index >= memo_.size()) return no("recalls a memo entry that was never made");
+    if (index >= memo_.size() || memo_[index] == kNoNode)
+      return no("recalls a memo entry that was never made");
     stack_.push_back(memo_[index]);
     return fine();
   }
@@ -342,6 +365,13 @@ class PickleReader {
         return push(Kind::kDict);
       case ']':
         return push(Kind::kList);
+      case 0x8f:
+        return push(Kind::kSet);
+      case 0x96:  // BYTEARRAY8: the call that older protocols have in its place
+        RETURN_IF_ERROR(global("builtins", "bytearray"));
+        RETURN_IF_ERROR(text(Kind::kBytes, 8));
+        RETURN_IF_ERROR(tuple(1));
+        return call(Kind::kCall);
       case ')':
         return tuple(0);
       case 0x85:
@@ -359,6 +389,10 @@ class PickleReader {
       case 'e': {
         ASSIGN_OR_RETURN(count, unmark());
         return append(Kind::kList, count);
+      }
+      case 0x90: {  // ADDITEMS
+        ASSIGN_OR_RETURN(count, unmark());
+        return append(Kind::kSet, count);
       }
       case 's':
         return append(Kind::kDict, 2);
@@ -382,6 +416,10 @@ class PickleReader {
         return call(Kind::kCall);
       case 0x81:
         return call(Kind::kObject);
+      case 0x91:
+        return frozenset();
+      case 0x92:
+        return object_by_names();
       case 'b':
         return build();
       case 'Q': {

@@ -35,6 +35,7 @@ int argument_of(uint8_t op) {
     case 'T':
       return -4;
     case 0x8d:
+    case 0x96:
       return -8;
     case 'c':
       return kLines + 2;
@@ -58,6 +59,10 @@ int argument_of(uint8_t op) {
     case 0x87:
     case 0x88:
     case 0x89:
+    case 0x8f:
+    case 0x90:
+    case 0x91:
+    case 0x92:
     case 0x93:
     case 0x94:
       return 0;

@@ -35,11 +35,12 @@ enum class Kind : uint8_t {
   kLong,        // text: an integer of more than 64 bits, little-endian in two's complement
   kUnknown,     // a global outside the allowlist, where such may be named: `data` in `unknown`
   kOpaque,      // an object of such a class, whose content is not looked at: the same
+  kSet,         // a set as protocol 4 writes it
 };
 
 struct Node {
   Kind kind = Kind::kNone;
-  uint32_t length = 0;  // text: bytes; tuple: items; list and dict: number of its vector, 0 empty
+  uint32_t length = 0;  // text: bytes; tuple: items; list, set, dict: number of its vector, or 0
   uint64_t data = 0;  // the number's bits; text: where in the input; tuple, call: where in `pool`;
                       // dict: 0, or of an OrderedDict 1, or 2 + the node of its attributes,
                       // or of a node of a configuration tree Pickle::kConfiguration
@@ -74,6 +75,7 @@ class Pickle {
       case Kind::kPersistent:
         return std::span(pool).subspan(n.data, 1);
       case Kind::kList:
+      case Kind::kSet:
       case Kind::kDict:
         return n.length == 0 ? std::span<const NodeId>() : std::span(lists[n.length - 1]);
       default:

@@ -15,6 +15,7 @@ import io
 import json
 import os
 import pathlib
+import pickle
 import shutil
 import subprocess
 import sys
@@ -154,6 +155,9 @@ def torchs(seeds: Seeds, folder: pathlib.Path, copier: list[str]) -> None:
             {(1, None): torch.ones(1)},
         )
     ]
+    plain = {"set": {1, "a"}, "none": set(), "bytes": bytearray(b"a")}
+    seeds.add(pickle.dumps(plain, 5), "pickle", "value", "tree")
+    seeds.add(pickle.dumps(plain | {"frozen": frozenset({1})}, 4), "tree")
     for opt in optimizers:
         net(torch.randn(2, 4)).sum().backward()
         opt.step()

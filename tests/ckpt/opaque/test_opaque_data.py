@@ -52,6 +52,8 @@ HOLDERS = {
     "sparse": (lambda: Trainer(torch.eye(2).to_sparse()), "Trainer"),
     "storage": (lambda: Trainer(torch.ones(2).untyped_storage()), "Trainer"),
     "set": (lambda: Trainer({torch.ones(2)}), "Trainer"),
+    "bare storage": (lambda: torch.ones(2).untyped_storage(), "a storage"),
+    "storages in a list": (lambda: [1, torch.ones(2).untyped_storage()], "a storage"),
 }
 
 

@@ -126,8 +126,10 @@ class ValueWriter {
       return bad(what_ + ": has the key " + *key + " twice: Python takes 1, 1.0 and True for one");
     const auto items = p_.items(id);
     for (size_t i = 0; i < items.size(); i += 2) {
-      if (p_.is(items[i], Kind::kList) || p_.is(items[i], Kind::kDict))
-        return bad(what_ + ": has a key that is a list or a dict, which Python does not allow");
+      if (p_.is(items[i], Kind::kList) || p_.is(items[i], Kind::kDict) ||
+          p_.is(items[i], Kind::kSet))
+        return bad(what_ +
+                   ": has a key that is a list, a dict or a set, which Python does not allow");
     }
     const bool ordered = p_.ordered(id);
     if (ordered) {
