@@ -118,9 +118,7 @@ Result<std::shared_ptr<NewDirectory>> NewDirectory::create(
                : failed("cannot make a folder beside " + printable(path) + ": " + reason());
   // mkdtemp's folder is private; a checkpoint's has the mode that mkdir would give, and is no more
   // open than what is in it was.
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  if (::chmod(temporary.c_str(), 0777 & ~mask & mode_of(sources)) != 0)
+  if (::chmod(temporary.c_str(), 0777 & ~mask_of_process() & mode_of(sources)) != 0)
     return failed("cannot set the mode of " + printable(temporary) + ": " + reason());
   return std::shared_ptr<NewDirectory>(new NewDirectory(path, temporary, exists, number));
 }

@@ -110,9 +110,7 @@ Result<std::shared_ptr<NewFile>> NewFile::create(const std::string& path, bool r
                   reason() + ")");
   // mkostemp's file is private; a checkpoint has the mode that open() would give, and is no more
   // open than what is in it was.
-  const mode_t mask = ::umask(0);
-  ::umask(mask);
-  const bool opened = ::fchmod(fd, 0666 & ~mask & mode_of(sources)) == 0;
+  const bool opened = ::fchmod(fd, 0666 & ~mask_of_process() & mode_of(sources)) == 0;
   const std::string why = reason();
   ::close(fd);
   std::shared_ptr<OutputFile> file(new OutputFile(std::make_shared<OutputFile::Pool>(), temporary));

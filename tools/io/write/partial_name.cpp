@@ -6,8 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <filesystem>
+#include <fstream>
 #include <string_view>
 
 #include "io/hash.h"
@@ -92,6 +94,18 @@ unsigned mode_of(const std::vector<std::string>& sources) {
     }
   }
   return mode;
+}
+
+unsigned mask_of_process() {
+  // Linux shows it; to ask the system is to change it for a moment, for every thread.
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    unsigned mask = 0;
+    if (std::sscanf(line.c_str(), "Umask: %o", &mask) == 1) return mask;
+  }
+  const mode_t mask = ::umask(0);
+  ::umask(mask);
+  return mask;
 }
 
 std::string final_path(const std::string& path) {

@@ -29,6 +29,8 @@ bool is_partial(const std::string& path);
 std::vector<std::string> leftovers_of(const std::string& path);
 /// The permissions that all of these checkpoints have; the owner's are always among them.
 unsigned mode_of(const std::vector<std::string>& sources);
+/// The permissions that this process takes from what it makes.
+unsigned mask_of_process();
 /// The path with temporary names replaced by final ones, in its last name and in its folders.
 std::string final_path(const std::string& path);
 
