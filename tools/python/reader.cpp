@@ -77,6 +77,7 @@ Reader::Reader(const std::string& path, std::optional<std::string> optimizer) {
   });
   reader_ = std::make_unique<TensorReader>(*document_->manifest);
   for (const Leaf& leaf : document_->leaves) {
+    leaves_.emplace(leaf.name(), &leaf);
     if (leaf.kind == Leaf::Kind::kTensor || leaf.kind == Leaf::Kind::kSubclass)
       tensors_.push_back(&leaf);
   }
@@ -241,8 +242,9 @@ Result<std::string> Reader::archive_of(const Leaf& leaf) const {
 }
 
 Object Reader::value_item(const std::string& name, bool verify) {
-  const Leaf* leaf = document_->find(name);
-  if (leaf == nullptr) raise(PyExc_KeyError, printable(name));
+  const auto found = leaves_.find(name);
+  if (found == leaves_.end()) raise(PyExc_KeyError, printable(name));
+  const Leaf* leaf = found->second;
   // The archive itself first: it tells types that a Value does not, such as numpy's numbers.
   Result<std::string> archive = failed("");
   without_gil([&]() -> Status {

@@ -7,6 +7,8 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <unordered_map>
+#include <vector>
 
 #include "container/dcp/verified_reader.h"
 #include "container/document/document.h"
@@ -83,6 +85,7 @@ class Reader {
   std::mutex lock_;
   std::shared_ptr<const Document> document_;
   std::vector<const Leaf*> tensors_;
+  std::unordered_map<std::string, const Leaf*> leaves_;  // by flat name
   std::unique_ptr<TensorReader> reader_;
   std::unique_ptr<Model> model_;
   std::mutex recorded_lock_;

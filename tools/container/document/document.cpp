@@ -88,13 +88,6 @@ std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, Payl
   return std::make_shared<RecordSource>(std::move(manifest), std::move(payload), std::move(what));
 }
 
-const Leaf* Document::find(std::string_view name) const {
-  for (const Leaf& leaf : leaves) {
-    if (leaf.name() == name) return &leaf;
-  }
-  return nullptr;
-}
-
 Status Document::finish() const {
   if (manifest != nullptr) RETURN_IF_ERROR(manifest->container->reader().finish());
   for (const auto& other : others) RETURN_IF_ERROR(other->container->reader().finish());

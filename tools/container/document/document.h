@@ -99,8 +99,6 @@ struct Document {
   std::vector<std::string> members = {};
   /// Further checkpoints that its sources read: the original of one that a dialect made.
   std::vector<std::shared_ptr<const Manifest>> others = {};
-  /// The leaf with a flat name; null if there is none.
-  const Leaf* find(std::string_view name) const;
   /// Verifies records that were read in part, and that no file changed. Call it after the last read
   /// and before trusting the result; writers do so before their output appears.
   Status finish() const;
