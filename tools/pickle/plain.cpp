@@ -372,6 +372,12 @@ bool Value::holds_array() const {
                      [](const Value& item) { return item.holds_array(); });
 }
 
+uint64_t Value::count() const {
+  uint64_t n = 1;
+  for (const Value& item : items) n += item.count();
+  return n;
+}
+
 const Value* Value::find(std::string_view key) const {
   if (!is_dict()) return nullptr;
   for (size_t i = 0; i + 1 < items.size(); i += 2) {
@@ -399,6 +405,13 @@ Status PickleBudget::spend_text(uint64_t bytes, const std::string& what) {
         "times; save them once");
   text -= bytes;
   return fine();
+}
+
+uint64_t value_limit(const Pickle& pickle, uint64_t bytes) {
+  uint64_t references = pickle.nodes.size() + pickle.pool.size();
+  for (const auto& list : pickle.lists) references += list.size();
+  return std::min<uint64_t>(4 * references + 65536,
+                            std::min<uint64_t>(262144 + bytes, kMaxPlainValues));
 }
 
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,

@@ -82,6 +82,8 @@ struct Value {
   bool holds_tensor() const;
   /// The same of an array of numbers: a list of weights may be one of numpy's.
   bool holds_array() const;
+  /// How many values it is, with all inside it.
+  uint64_t count() const;
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
   /// The value of a text key of a dict; null if the dict has no such key.
   const Value* find(std::string_view key) const;
@@ -96,6 +98,8 @@ bool is_layout(std::string_view name);
 std::string opaque_names(const Value& value);
 /// A kLong as people and Python's int(text, 16) read it: "-0x1f...".
 std::string hexadecimal(const Value& value);
+/// The most values that a pickle may unfold to, whoever reads it.
+constexpr uint64_t kMaxPlainValues = 1u << 22;
 /// The bytes that the values of one pickle may have together: references to a long text or to an
 /// array, which cost two bytes each, must not fill the memory.
 struct PickleBudget {
@@ -107,6 +111,9 @@ struct PickleBudget {
   /// Takes the bytes of a text from what is left.
   Status spend_text(uint64_t bytes, const std::string& what);
 };
+/// How many values the pickle of an input of `bytes` bytes may unfold to: all that it stores, and
+/// some more. A value that it stores once and refers to often must not expand without limit.
+uint64_t value_limit(const Pickle& pickle, uint64_t bytes);
 /// The plain value at a node. An error if it is not a plain value, is nested too deep, repeats a
 /// key, or expands to more than `limit` values or more text than `budget` has; arrays of numpy that
 /// it has no room for are named and stay opaque. `what` names the input in errors.

@@ -94,27 +94,34 @@ nlohmann::json json_of(const Value& v) {
   }
 }
 
-void append(std::string& out, const Value& v) {
-  if (v.is(Value::Kind::kList)) {
-    out += '[';
+/// Writes a value, and keeps to the limits of Builder.
+class JsonWriter {
+ public:
+  JsonWriter(uint64_t limit, const std::string& what) : left_(limit), what_(what) {}
+
+  Status append(const Value& v, int depth) {
+    if (left_ == 0) return too_large(what_ + ": its JSON would have too many values");
+    --left_;
+    const bool list = v.is(Value::Kind::kList);
+    if (!list && !v.is_dict()) {
+      out += json_of(v).dump();
+      return fine();
+    }
+    if (depth >= Value::kMaxDepth) return too_large(what_ + ": its JSON would be nested too deep");
+    out += list ? '[' : '{';
     for (size_t i = 0; i < v.items.size(); ++i) {
-      if (i > 0) out += ',';
-      append(out, v.items[i]);
+      if (i > 0) out += list || i % 2 == 0 ? ',' : ':';
+      RETURN_IF_ERROR(append(v.items[i], depth + 1));
     }
-    out += ']';
-  } else if (v.is_dict()) {
-    out += '{';
-    for (size_t i = 0; i + 1 < v.items.size(); i += 2) {
-      if (i > 0) out += ',';
-      append(out, v.items[i]);
-      out += ':';
-      append(out, v.items[i + 1]);
-    }
-    out += '}';
-  } else {
-    out += json_of(v).dump();
+    out += list ? ']' : '}';
+    return fine();
   }
-}
+  std::string out;
+
+ private:
+  uint64_t left_;
+  const std::string& what_;
+};
 
 }  // namespace
 
@@ -129,10 +136,10 @@ Result<Value> parse_json(std::string_view text, uint64_t limit, const std::strin
   return builder.take();
 }
 
-std::string json_text(const Value& value) {
-  std::string out;
-  append(out, value);
-  return out;
+Result<std::string> json_text(const Value& value, uint64_t limit, const std::string& what) {
+  JsonWriter writer(limit, what);
+  RETURN_IF_ERROR(writer.append(value, 0));
+  return std::move(writer.out);
 }
 
 }  // namespace lowbit::ckpt

@@ -4,6 +4,7 @@
 #include <map>
 
 #include "container/pickled/globals.h"
+#include "container/pickled/item.h"
 #include "container/pickled/tensor_node.h"
 #include "container/zip/zip.h"
 #include "io/read/buffered_file.h"
@@ -15,8 +16,6 @@
 
 namespace lowbit::ckpt {
 namespace {
-
-constexpr uint64_t kMaxPickle = 256u << 20;  // arrays lie in the pickle itself
 
 const Allowlist& value_globals() {
   static const std::vector<GlobalRule> rules = [] {
@@ -114,7 +113,8 @@ class ValueWriter {
   }
 
   Status plain(NodeId id) {
-    ASSIGN_OR_RETURN(made, plain_value(p_, id, what_, 1u << 19, budget_));
+    ASSIGN_OR_RETURN(made, plain_value(p_, id, what_, left_ + 1, budget_));
+    left_ -= std::min(left_, made.count() - 1);  // itself is counted
     write_value(w_, made);
     return fine();
   }
@@ -214,7 +214,7 @@ class ValueWriter {
   }
   Result<std::string> bytes_of(NodeId id) {
     if (id != kNoNode) {
-      ASSIGN_OR_RETURN(made, plain_value(p_, id, what_, 1u << 19, budget_));
+      ASSIGN_OR_RETURN(made, plain_value(p_, id, what_, left_, budget_));
       if (made.is(Value::Kind::kBytes)) return std::move(made.text);
     }
     return bad(what_ + ": holds something else where bytes were expected");
@@ -298,7 +298,7 @@ class ValueWriter {
   ArchiveStorages storages_;
   const std::string& what_;
   PickleWriter w_;
-  uint64_t left_ = 1u << 22;
+  uint64_t left_ = kMaxPlainValues;
   PickleBudget budget_;
   std::map<std::string, size_t> numbers_;
   std::vector<std::string> keys_;
@@ -325,9 +325,9 @@ Result<Understood> understand(const File& whole, const FileExtent& extent,
   ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
   const ZipRecord* data = index.find("data.pkl");
   if (data == nullptr) return bad(what + ": is not an archive of torch.save");
-  if (data->size > kMaxPickle)
+  if (data->size > kMaxItemPickle)
     return too_large(what + ": its pickle has " + std::to_string(data->size) +
-                     " bytes, more than the limit of " + std::to_string(kMaxPickle));
+                     " bytes, more than the limit of " + std::to_string(kMaxItemPickle));
   if (const ZipRecord* order = index.find("byteorder")) {
     ASSIGN_OR_RETURN(text, content_of(file, index, *order, what));
     if (text != "little") return bad(what + ": was written by a big-endian machine");

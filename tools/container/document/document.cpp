@@ -198,12 +198,23 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
       if (value.ok()) {
         leaf.value = value.value();
       } else {
+        if (value.error().cause == Cause::kTooLarge) leaf.too_large = value.error().text;
         RETURN_IF_ERROR(check_opaque(*manifest, b));
       }
     }
     out.leaves.push_back(std::move(leaf));
   }
   return out;
+}
+
+Error unwritable(const Leaf& leaf) {
+  const std::string what = printable(leaf.name()) + ": ";
+  if (!leaf.too_large.empty())
+    return too_large(what + "is only kept by a directory, because it is too large to read: " +
+                     leaf.too_large + "; --exclude leaves it out");
+  return bad(what +
+             "is a pickled object that is not a plain value, which only a directory can keep; "
+             "--exclude leaves it out");
 }
 
 Status for_elements(const Leaf& leaf, uint64_t begin, uint64_t end, uint64_t limit,

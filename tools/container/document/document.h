@@ -76,6 +76,7 @@ struct Leaf {
   // kValue; kOpaque: an item of a directory that is not a plain value and is copied as it is, or
   // the names of the classes of a file's objects, which cannot be written
   Value value;
+  std::string too_large = {};  // kOpaque: why its value was not read, where it passes a limit
   const Blob* blob = nullptr;  // in Document::manifest, where it came from there unchanged
 
   std::string name() const { return flat_name(path); }
@@ -112,6 +113,9 @@ struct Document {
 /// directory, a tensor whose first chunk is a subclass is a kTensor without a source, and dialects
 /// read it through `manifest->container->stored`.
 Result<Document> document_of(std::shared_ptr<const Manifest> manifest);
+
+/// The error of a writer of one file for a kOpaque.
+Error unwritable(const Leaf& leaf);
 
 /// The elements of a tensor of the manifest. `tensor` must live as long as `manifest`.
 std::shared_ptr<Source> source_of(std::shared_ptr<const Manifest> manifest, const Tensor& tensor);

@@ -226,21 +226,49 @@ Status for_record(const Manifest& manifest, const Leaf& leaf, uint64_t piece,
   return fine();
 }
 
+/// How deep values lie below one.
+size_t depth_below(const Value& value) {
+  size_t deepest = 0;
+  for (const Value& item : value.items) deepest = std::max(deepest, 1 + depth_below(item));
+  return deepest;
+}
+
+/// An error where the reader of such a file would refuse it: its tree has too many values, each of
+/// whose places counts for four, or is too deep.
+Status check_limits(const std::vector<TreeNode>& tree) {
+  uint64_t values = 4 * tree.size();
+  for (const TreeNode& node : tree) {
+    if (node.info != nullptr && node.info->attributes.is_dict())
+      values += node.info->attributes.count();
+    if (node.leaf == nullptr || node.leaf->kind != Leaf::Kind::kValue) continue;
+    values += node.leaf->value.count();
+    if (node.leaf->path.size() + depth_below(node.leaf->value) > Value::kMaxDepth)
+      return too_large(printable(node.leaf->name()) + ": would be nested more than " +
+                       std::to_string(Value::kMaxDepth) +
+                       " deep, which no reader takes; a directory keeps it, and --exclude leaves "
+                       "it out");
+  }
+  if (values > kMaxPlainValues)
+    return too_large("the file would have " + std::to_string(values) +
+                     " values beside its tensors, more than the limit of " +
+                     std::to_string(kMaxPlainValues) +
+                     "; save long lists of numbers as tensors, or write a directory");
+  return fine();
+}
+
 }  // namespace
 
 Result<TorchArchive> torch_archive(const Document& document) {
   for (const Leaf& leaf : document.leaves) {
     const std::string name = printable(leaf.name());
-    if (leaf.kind == Leaf::Kind::kOpaque)
-      return bad(name +
-                 ": is a pickled object that is not a plain value, which only a directory can "
-                 "keep; --exclude leaves it out");
+    if (leaf.kind == Leaf::Kind::kOpaque) return unwritable(leaf);
     if (leaf.kind == Leaf::Kind::kTensor && leaf.source == nullptr)
       return bad(name + ": is a tensor subclass in parts, which --to torchao joins");
     if (leaf.kind == Leaf::Kind::kSubclass && !is_known_subclass(leaf.cls))
       return bad(name + ": is a " + printable(leaf.cls) + ", which is not written");
   }
   ASSIGN_OR_RETURN(tree, tree_of(document));
+  RETURN_IF_ERROR(check_limits(tree));
   return Pickler(document, tree).run();
 }
 

@@ -12,8 +12,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMaxItemPickle = 64u << 20;
-
 struct ItemArchive {
   ZipIndex index;
   std::string pickle;
@@ -75,7 +73,9 @@ Result<TensorNode> read_stored(const File& file, const FileExtent& extent,
 Result<Value> read_value(const File& file, const FileExtent& extent, const std::string& what) {
   ASSIGN_OR_RETURN(archive, open_item(file, extent, what));
   ASSIGN_OR_RETURN(pickle, read_pickle(std::move(archive.pickle), tree_globals(), what));
-  return plain_value(pickle, pickle.root, what);
+  constexpr uint64_t kAlways = 1u << 19;  // also of few bytes: torch writes a shared list once
+  return plain_value(pickle, pickle.root, what,
+                     std::max(kAlways, value_limit(pickle, extent.length)));
 }
 
 namespace {

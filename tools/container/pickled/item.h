@@ -11,6 +11,9 @@
 
 namespace lowbit::ckpt {
 
+/// The bytes of the pickle of one item, and of one value, whose arrays lie in the pickle itself.
+constexpr uint64_t kMaxItemPickle = 256u << 20;
+
 /// The tensor of an item, plain or a subclass. Its dtype is known, its strides stay inside the
 /// record and use no element twice. `what` names the item in errors.
 Result<TensorNode> read_stored(const File& file, const FileExtent& extent, const std::string& what);

@@ -272,7 +272,7 @@ Result<Described> leaf_of(const Value& v, const std::string& what) {
 
 }  // namespace
 
-std::string describe(const Description& description) {
+Result<std::string> describe(const Description& description, const std::string& what) {
   Value leaves = Value::list({}), holders = Value::list({});
   for (const Described& leaf : description.leaves) {
     Value v = dict({{"path", path_value(leaf.path)}});
@@ -301,7 +301,8 @@ std::string describe(const Description& description) {
   }
   return json_text(dict({{"version", Value::number(1)},
                          {"leaves", std::move(leaves)},
-                         {"holders", std::move(holders)}}));
+                         {"holders", std::move(holders)}}),
+                   kMaxValues, what);
 }
 
 Result<Description> parse_description(std::string_view json, const std::string& file) {

@@ -157,8 +157,9 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, uint64_t room
   return out;
 }
 
-std::string safetensors_header(const std::vector<SafetensorsEntry>& entries,
-                               const std::vector<std::pair<std::string, std::string>>& metadata) {
+Result<std::string> safetensors_header(
+    const std::vector<SafetensorsEntry>& entries,
+    const std::vector<std::pair<std::string, std::string>>& metadata, const std::string& what) {
   Value root{.kind = Value::Kind::kDict};
   const auto put = [](Value& dict, const std::string& key, Value value) {
     dict.items.push_back(Value::words(key));
@@ -182,9 +183,8 @@ std::string safetensors_header(const std::vector<SafetensorsEntry>& entries,
                      Value::number(static_cast<int64_t>(e.end))}));
     put(root, e.name, std::move(entry));
   }
-  std::string json = json_text(root);
-  json.append((8 - json.size() % 8) % 8, ' ');
-  return json;
+  ASSIGN_OR_RETURN(json, json_text(root, kMaxValues, what + ": header"));
+  return json + std::string((8 - json.size() % 8) % 8, ' ');
 }
 
 }  // namespace lowbit::ckpt

@@ -41,8 +41,10 @@ struct SafetensorsHeader {
 /// Parses a header. `room` is the number of bytes behind it, all of which must belong to tensors.
 Result<SafetensorsHeader> parse_safetensors(std::string_view json, uint64_t room,
                                             const std::string& what);
-std::string safetensors_header(const std::vector<SafetensorsEntry>& entries,
-                               const std::vector<std::pair<std::string, std::string>>& metadata);
+/// An error where parse_safetensors would not read it.
+Result<std::string> safetensors_header(
+    const std::vector<SafetensorsEntry>& entries,
+    const std::vector<std::pair<std::string, std::string>>& metadata, const std::string& what);
 
 /// A leaf in the convention: its path, and the tensors of the file that hold it.
 struct Described {
@@ -61,7 +63,8 @@ struct Description {
   std::vector<Described> leaves;
   std::vector<DictInfo> dicts;
 };
-std::string describe(const Description& description);
+/// An error where parse_description would not read it.
+Result<std::string> describe(const Description& description, const std::string& what);
 Result<Description> parse_description(std::string_view json, const std::string& what);
 
 }  // namespace lowbit::ckpt

@@ -23,9 +23,7 @@ class SafetensorsPlan {
     const std::string what = printable(leaf.name());
     switch (leaf.kind) {
       case Leaf::Kind::kOpaque:
-        return bad(what +
-                   ": is a pickled object that is not a plain value, which only a directory can "
-                   "keep; --exclude leaves it out");
+        return unwritable(leaf);
       case Leaf::Kind::kValue:
         d.kind = Described::Kind::kValue;
         d.value = leaf.value;
@@ -118,8 +116,16 @@ Result<WriteReport> write_safetensors(const Document& document, const std::strin
   if (std::none_of(metadata.begin(), metadata.end(),
                    [](const auto& entry) { return entry.first == "format"; }))
     metadata.emplace_back("format", "pt");
-  if (!plan.is_flat()) metadata.emplace_back(kConvention, describe(plan.description));
-  const std::string header = safetensors_header(entries, metadata);
+  constexpr const char* kInstead = "; write a torch.save file or a directory";
+  if (!plan.is_flat()) {
+    auto description =
+        describe(plan.description, printable(path) + ": the description of what is no tensor");
+    if (!description.ok()) return too_large(description.error().text + kInstead);
+    metadata.emplace_back(kConvention, std::move(description.value()));
+  }
+  const auto made = safetensors_header(entries, metadata, printable(path));
+  if (!made.ok()) return too_large(made.error().text + kInstead);
+  const std::string& header = made.value();
   if (header.size() > kMaxSafetensorsHeader)
     return bad(printable(path) + ": its header would have " + std::to_string(header.size()) +
                " bytes, more than safetensors allows; write a torch.save file or a directory");

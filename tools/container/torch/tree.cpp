@@ -23,7 +23,7 @@ class TreeReader {
 
   Status read() {
     ASSIGN_OR_RETURN(file, archive_.file());
-    left_ = limit_ = limit(p_, file->size());
+    left_ = limit_ = value_limit(p_, file->size());
     if (!p_.opaque_name(p_.root).empty())
       return bad(
           archive_.what() + ": is one object of " + printable(p_.opaque_name(p_.root)) +
@@ -49,14 +49,7 @@ class TreeReader {
   }
 
  private:
-  /// How many values the tree may have, where a leaf counts for a few. A value that the pickle
-  /// stores once and references often must not expand without limit.
-  static uint64_t limit(const Pickle& p, uint64_t file_size) {
-    uint64_t references = p.nodes.size() + p.pool.size();
-    for (const auto& list : p.lists) references += list.size();
-    return std::min<uint64_t>(4 * references + 65536,
-                              std::min<uint64_t>(262144 + file_size / 4, 1u << 22));
-  }
+  /// A leaf counts for a few values.
   Status spend(uint64_t values) {
     if (values > left_)
       return too_large(archive_.what() + ": unfolds to too many values, more than " +
@@ -64,11 +57,6 @@ class TreeReader {
                        ", the limit for a file of its size; save long lists of numbers as tensors");
     left_ -= values;
     return fine();
-  }
-  static uint64_t count(const Value& v) {
-    uint64_t n = 1;
-    for (const Value& item : v.items) n += count(item);
-    return n;
   }
 
   /// What lies below a node.
@@ -119,7 +107,7 @@ class TreeReader {
       return places(items, Key::Kind::kTupleIndex);
     }
     ASSIGN_OR_RETURN(value, plain_value(p_, node, here(), left_, budget_));
-    RETURN_IF_ERROR(spend(count(value)));
+    RETURN_IF_ERROR(spend(value.count()));
     return leaf(std::move(value));
   }
 
@@ -151,7 +139,7 @@ class TreeReader {
     if (attributes != kNoNode) {
       ASSIGN_OR_RETURN(value,
                        plain_value(p_, attributes, here() + ": its attributes", left_, budget_));
-      RETURN_IF_ERROR(spend(count(value)));
+      RETURN_IF_ERROR(spend(value.count()));
       if (value.is_dict() && !value.items.empty()) info.attributes = std::move(value);
     }
     manifest_.dicts.push_back(std::move(info));
