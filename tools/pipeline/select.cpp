@@ -72,6 +72,44 @@ Document select(Document document, const Selection& selection) {
 
 namespace {
 
+/// What tells a key of a path from any other.
+std::string identity(const Key& key) {
+  return std::to_string(static_cast<int>(key.kind)) + key.text() + '\x1f';
+}
+
+/// The path of entry i of a dict of attributes: a key that is no text has its number.
+Path entry_path(const Path& path, const Value& dict, size_t i) {
+  const Value& key = dict.items[i];
+  return below(path, key.is(Value::Kind::kText) ? key.text : "key " + std::to_string(i / 2));
+}
+
+/// Erases those entries of a dict of attributes, also deeper in it, of which `keep(path, key,
+/// value)` is false.
+template <class Keep>
+void keep_entries(Value& dict, const Path& path, const Keep& keep) {
+  std::vector<Value> kept;
+  for (size_t i = 0; i + 1 < dict.items.size(); i += 2) {
+    const Path at = entry_path(path, dict, i);
+    Value &key = dict.items[i], &value = dict.items[i + 1];
+    if (!keep(at, key, value)) continue;
+    if (value.is_dict()) keep_entries(value, at, keep);
+    kept.push_back(std::move(key));
+    kept.push_back(std::move(value));
+  }
+  dict.items = std::move(kept);
+}
+
+/// Erases the opaque entries of attributes of which `keep(name, value)` is false.
+template <class Keep>
+void keep_opaque(DictInfo& info, const Keep& keep) {
+  if (!info.attributes.is_opaque()) return;
+  keep_entries(info.attributes, info.path,
+               [&](const Path& path, const Value& key, const Value& value) {
+                 const Value& opaque = key.is_opaque() ? key : value;
+                 return !opaque.is_opaque() || keep(flat_name(path), opaque);
+               });
+}
+
 /// Calls `use(i, list, place)` for each path[i] that is the place of a list, with what identifies
 /// the list and the place, until it returns false.
 template <class Use>
@@ -79,7 +117,7 @@ void for_places(const Path& path, const Use& use) {
   std::string at;
   for (size_t i = 0; i < path.size(); ++i) {
     const std::string list = at;
-    at += std::to_string(static_cast<int>(path[i].kind)) + path[i].text() + '\x1f';
+    at += identity(path[i]);
     const bool listed = path[i].kind == Key::Kind::kIndex || path[i].kind == Key::Kind::kTupleIndex;
     if (listed && !use(i, list, at)) return;
   }
@@ -130,7 +168,22 @@ Document select_to_write(Document document, const Selection& selection,
     warnings.push_back(std::to_string(empty - kShown) +
                        " more places of lists are left out, and hold None");
   document.leaves = std::move(leaves);
+  for (DictInfo& info : document.dicts)
+    keep_opaque(info, [&](const std::string& name, const Value&) {
+      return !any_matches(selection.exclude, name);
+    });
   return document;
+}
+
+std::vector<std::pair<std::string, Value>> opaque_attributes(const Document& document) {
+  std::vector<std::pair<std::string, Value>> out;
+  for (DictInfo info : document.dicts) {
+    keep_opaque(info, [&](const std::string& name, const Value& value) {
+      out.emplace_back(name, value);
+      return true;
+    });
+  }
+  return out;
 }
 
 std::vector<std::string> warn_of_leftovers(const std::string& target) {
@@ -214,15 +267,89 @@ Error would_lose(const Document& document, const std::vector<std::string>& lost,
              (keeps ? ", and a directory as the target keeps them" : ""));
 }
 
+constexpr size_t kShown = 5;
+
+/// What a target lacks because it is opaque.
+struct LeftOut {
+  std::vector<std::string> warnings, lost;
+  size_t count = 0;
+  bool tensors = false;  // among the lost
+
+  void add(const std::string& name, const Value& value) {
+    tensors |= value.holds_tensor();
+    if (value.holds_tensor() || value.holds_array())
+      lost.push_back(name + " (" + opaque_names(value) + ")");
+    if (count++ < kShown)
+      warnings.push_back(name + ": is opaque (" + opaque_names(value) + ") and is left out");
+  }
+};
+
+/// Whether an attribute of an OrderedDict is the `_metadata` of a module's state dict, with the
+/// versions of modules alone. Every such dict has it, and torch loads one without it.
+bool is_versions(const Value& key, const Value& value) {
+  if (!key.is(Value::Kind::kText) || key.text != "_metadata" || !value.is_dict()) return false;
+  for (size_t i = 1; i < value.items.size(); i += 2) {
+    const Value& module = value.items[i];
+    const bool version =
+        module.is_dict() &&
+        (module.items.empty() || (module.items.size() == 2 && module.find("version") != nullptr &&
+                                  !module.items[1].is_opaque()));
+    if (!version) return false;
+  }
+  return true;
+}
+bool has_versions_alone(const Value& attributes) {
+  for (size_t i = 0; i + 1 < attributes.items.size(); i += 2) {
+    if (!is_versions(attributes.items[i], attributes.items[i + 1])) return false;
+  }
+  return true;
+}
+
+/// Erases what the target cannot have of the attributes of OrderedDicts.
+void leave_out_attributes(Document& document, ContainerKind target, LeftOut& out) {
+  const bool directory = target == ContainerKind::kDcp;
+  std::set<std::string> written;  // the places of dicts that the target has, once it is asked for
+  std::vector<std::string> plain;
+  for (DictInfo& info : document.dicts) {
+    Value& attributes = info.attributes;
+    if (!attributes.is_opaque() && !(directory && !has_versions_alone(attributes))) continue;
+    if (written.empty()) {
+      for (const Leaf& leaf : document.leaves) {
+        std::string at;
+        written.insert(at);
+        for (const Key& key : leaf.path) written.insert(at += identity(key));
+      }
+    }
+    std::string at;
+    for (const Key& key : info.path) at += identity(key);
+    if (!written.contains(at)) continue;
+    keep_entries(attributes, info.path, [&](const Path& path, const Value& key, Value& value) {
+      if (value.is_writable() && target == ContainerKind::kSafetensors)
+        value = with_numbers(std::move(value));
+      const bool arrays =
+          value.is_writable() && !directory && target != ContainerKind::kSafetensors;
+      if (!key.is_opaque() && (value.is_dict() || arrays || !value.is_opaque())) return true;
+      out.add(printable(flat_name(path)), key.is_opaque() ? key : value);
+      return false;
+    });
+    if (attributes.items.empty()) attributes = Value::none();
+    for (size_t i = 0; directory && i + 1 < attributes.items.size(); i += 2) {
+      if (!is_versions(attributes.items[i], attributes.items[i + 1]))
+        plain.push_back(flat_name(entry_path(info.path, attributes, i)));
+    }
+  }
+  if (!plain.empty())
+    out.warnings.push_back("attributes of OrderedDicts (" + some_of(plain) +
+                           ") are left out: a directory keeps none");
+}
+
 }  // namespace
 
 Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target) {
   const bool directory = target == ContainerKind::kDcp;
-  constexpr size_t kShown = 5;
-  std::vector<std::string> warnings, lost;
+  LeftOut out;
   std::vector<Leaf> kept;
-  size_t left_out = 0, places = 0;  // places: of lists, which stay without what was there
-  bool tensors = false;             // among the lost
+  size_t places = 0;  // of lists, which stay without what was there
   for (Leaf& leaf : document.leaves) {
     if (leaf.value.is_writable() && target == ContainerKind::kSafetensors) {
       leaf.value = with_numbers(std::move(leaf.value));
@@ -233,12 +360,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
     if (leaf.kind == Leaf::Kind::kOpaque && writable && !copied) {
       leaf.kind = Leaf::Kind::kValue;
     } else if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
-      tensors |= leaf.value.holds_tensor();
-      if (leaf.value.holds_tensor() || leaf.value.holds_array())
-        lost.push_back(name_of(leaf) + " (" + opaque_names(leaf.value) + ")");
-      if (left_out++ < kShown)
-        warnings.push_back(name_of(leaf) + ": is opaque (" + opaque_names(leaf.value) +
-                           ") and is left out");
+      out.add(name_of(leaf), leaf.value);
       const bool listed = std::any_of(leaf.path.begin(), leaf.path.end(), [](const Key& key) {
         return key.kind == Key::Kind::kIndex || key.kind == Key::Kind::kTupleIndex;
       });
@@ -250,18 +372,20 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
     }
     kept.push_back(std::move(leaf));
   }
-  if (!lost.empty()) return would_lose(document, lost, tensors, kShown, target);
-  if (left_out > kShown)
-    warnings.push_back(std::to_string(left_out - kShown) +
-                       " more opaque values are left out; inspect names them");
-  if (left_out > 0 && kept.size() == places) {
+  const bool nothing = out.count > 0 && kept.size() == places;
+  document.leaves = std::move(kept);
+  leave_out_attributes(document, target, out);
+  if (!out.lost.empty()) return would_lose(document, out.lost, out.tensors, kShown, target);
+  if (out.count > kShown)
+    out.warnings.push_back(std::to_string(out.count - kShown) +
+                           " more opaque values are left out; inspect names them");
+  if (nothing) {
     std::string all;
-    for (const std::string& line : warnings) all += (all.empty() ? "" : "; ") + line;
+    for (const std::string& line : out.warnings) all += (all.empty() ? "" : "; ") + line;
     return bad(printable(document.manifest->path) +
                ": nothing of it would be left to write: " + all);
   }
-  document.leaves = std::move(kept);
-  return warnings;
+  return std::move(out.warnings);
 }
 
 Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target) {
@@ -310,7 +434,9 @@ std::vector<std::string> warn_of_exclude(const std::vector<std::string>& names,
 
 std::vector<std::string> warn_of_exclude(const Document& document, const Selection& selection) {
   if (selection.exclude.empty()) return {};
-  return warn_of_exclude(leaf_names(document), selection);
+  std::vector<std::string> names = leaf_names(document);
+  for (auto& [name, value] : opaque_attributes(document)) names.push_back(std::move(name));
+  return warn_of_exclude(names, selection);
 }
 
 Status check_selection(const std::vector<std::string>& names, const Selection& selection) {

@@ -244,9 +244,26 @@ Status hold_recorded(const Document& document, const Recorded& recorded, const S
 /// What is selected.
 struct Selected {
   std::vector<const Leaf*> tensors;
-  uint64_t bytes = 0, values = 0;  // of tensors; leaves that are none
-  std::vector<const Leaf*> opaque;
+  uint64_t bytes = 0, values = 0;   // of tensors; leaves that are none
+  std::vector<std::string> opaque;  // what is said of each
 };
+
+/// An error of something that is opaque.
+Error opaque_error(const Document& document, const std::string& name, const Value& value) {
+  const std::string what = printable(document.manifest->path) + ": " + printable(name) + ": is ";
+  if (value.is_unread_tensor())
+    return bad(what + printable(value.text) +
+               ", which is not read. verify --opaque lets it pass, and --exclude leaves it out");
+  return bad(what + "opaque: " + opaque_names(value) +
+             ", which torch would import and run; nothing was executed. verify --opaque lets it "
+             "pass, and " +
+             (value.holds_tensor() || value.holds_array() ? "--exclude" : "convert") +
+             " leaves it out");
+}
+std::string opaque_line(const std::string& name, const Value& value) {
+  return printable(name) +
+         ": is opaque, not read: " + (value.is_opaque() ? opaque_names(value) : "no plain value");
+}
 
 /// An error where a value is not plain data, unless `options` let it pass.
 Result<Selected> select_leaves(const Document& document, const VerifyOptions& options) {
@@ -265,22 +282,17 @@ Result<Selected> select_leaves(const Document& document, const VerifyOptions& op
     if (m.kind == ContainerKind::kDcp && leaf.blob->extent.length > 0 &&
         check_value_archive(m, *leaf.blob).ok())
       continue;
-    out.opaque.push_back(&leaf);
+    out.opaque.push_back(opaque_line(leaf.name(), leaf.value));
     if (!options.opaque) {
       ASSIGN_OR_RETURN(value,
                        document.manifest->container->value(*leaf.blob));  // says what it names
-      if (value.is_unread_tensor())
-        return bad(
-            printable(document.manifest->path) + ": " + printable(leaf.name()) + ": is " +
-            printable(value.text) +
-            ", which is not read. verify --opaque lets it pass, and --exclude leaves it out");
-      return bad(printable(document.manifest->path) + ": " + printable(leaf.name()) +
-                 ": is opaque: " + opaque_names(value) +
-                 ", which torch would import and run; nothing was executed. verify --opaque lets "
-                 "it pass, and " +
-                 (value.holds_tensor() || value.holds_array() ? "--exclude" : "convert") +
-                 " leaves it out");
+      return opaque_error(document, leaf.name(), value);
     }
+  }
+  for (const auto& [name, value] : opaque_attributes(document)) {
+    if (value.is_dict() || value.is_writable() || !selected(options.select, name)) continue;
+    out.opaque.push_back(opaque_line(name, value));
+    if (!options.opaque) return opaque_error(document, name, value);
   }
   return out;
 }
@@ -402,9 +414,7 @@ Result<Json> verify(const std::string& path, const VerifyOptions& options) {
     for (const std::string& w : check.warnings) warnings.push_back(w);
     for (const Json& f : check.findings) findings.push_back(f);
   }
-  for (const Leaf* leaf : what.opaque)
-    warnings.push_back(printable(leaf->name()) + ": is opaque, not read: " +
-                       (leaf->value.is_opaque() ? opaque_names(leaf->value) : "no plain value"));
+  for (const std::string& line : what.opaque) warnings.push_back(line);
   warn_unchecked(*document.manifest, warnings);
   const bool ok = findings.empty();
   return Json{{"path", printable(path)},
