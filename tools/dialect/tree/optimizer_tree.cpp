@@ -338,6 +338,22 @@ std::string names_of_roots(const std::vector<OptimizerRoot>& roots) {
   return all;
 }
 
+/// Megatron-FSDP keeps no groups, but the settings and steps of each parameter by its name, and
+/// names of its own for the halves of a split one.
+Status check_no_group_meta(const Document& document, const Path& root) {
+  const std::string meta = flat_name(below(root, "param_to_group_meta"));
+  for (const Leaf& leaf : document.leaves) {
+    if (leaf.name().starts_with(meta + "."))
+      return bad(
+          "its optimizer is Megatron-FSDP's (fsdp_dtensor), whose settings and steps are in " +
+          printable(meta) +
+          ", which is not read; --exclude "
+          "'*param_to_group_meta*' leaves them out, and the target has default settings and "
+          "no steps");
+  }
+  return fine();
+}
+
 }  // namespace
 
 const Leaf* Entry::find(std::string_view leaf) const {
@@ -367,6 +383,7 @@ Result<OptimizerTree> optimizer_tree_of(const Document& document) {
         "; choose one with --optimizer NAME, or leave out the others with --exclude PATTERN");
   OptimizerTree out;
   out.root = roots[0].path;
+  RETURN_IF_ERROR(check_no_group_meta(document, out.root));
   if (is_megatron(document)) {
     ASSIGN_OR_RETURN(view, megatron_view(document));
     out.warnings = std::move(view.warnings);
