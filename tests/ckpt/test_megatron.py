@@ -189,7 +189,8 @@ def test_what_cannot_be_known_is_refused(tmp_path):
     assert "no groups of the optimizer" in refused("none", tensors(), {})
     stepless = {0: {k: v for k, v in groups()[0].items() if k != "step"}}
     assert "how many steps" in refused("stepless", tensors(), {"param_groups": stepless})
-    assert "common.pt, which is not there" in refused("alone", tensors(), None, common=False)
+    alone = refused("alone", tensors(), None, common=None)
+    assert "in common.pt or in the item" in alone and "neither is there" in alone
     content = tensors()
     del content["fc1.bias"]
     assert "no weight of that name" in refused("weight", content, {"param_groups": groups()})
@@ -261,7 +262,7 @@ def test_groups_that_the_user_says(tmp_path):
 
 
 def test_groups_of_several_optimizers_and_of_other_steps(tmp_path):
-    """Groups are numbered over all optimizers, as they are in common.pt."""
+    """Groups are numbered over all optimizers, as they are in the common state."""
     first, second = ["embedding.weight", "fc1.weight"], ["fc1.bias"]
     content = tensors(prefix="chained_0.", of=first) | tensors(prefix="chained_1.", of=second)
     said = {
@@ -301,7 +302,7 @@ def test_groups_that_cannot_be(tmp_path):
     for given, of, text in (
         ("*.bias", source, "takes N=PATTERN"),
         ("1=", source, "takes N=PATTERN"),
-        ("2=*.bias", source, "names a group that is not there: common.pt has 0, 1"),
+        ("2=*.bias", source, "names a group that is not there: the common state has 0, 1"),
         ("1=*.beta", source, "matches no parameter"),
         ("2=*.bias", more, "more than one of them has no pattern"),
     ):
@@ -341,7 +342,7 @@ def test_a_target_without_common_pt_is_not_written(tmp_path):
     weights = {name: x for name, x in tensors().items() if not name.startswith("optimizer.")}
     done = run("reshard", write(tmp_path / "w", weights, {}), tmp_path / "x", "--world-size", "2")
     assert "common.pt is left out" in done.stdout + done.stderr
-    plain = write(tmp_path / "p", weights, {}, common=False)
+    plain = write(tmp_path / "p", weights, {}, common=None)
     done = run("reshard", plain, tmp_path / "y", "--world-size", "2")
     assert "common.pt" not in done.stdout + done.stderr
 

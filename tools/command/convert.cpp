@@ -128,8 +128,8 @@ void add_state(CLI::App& command, ConvertOptions& options) {
       ->type_name("PATH");
   command
       .add_option("--group", options.members,
-                  "Parameters whose names match PATTERN are in group N of Megatron-Core's "
-                  "common.pt, such as '1=*.bias'; may be repeated")
+                  "Parameters whose names match PATTERN are in group N of Megatron-Core's common "
+                  "state, such as '1=*.bias'; may be repeated")
       ->type_name("N=PATTERN")
       ->option_text("N=PATTERN")
       ->allow_extra_args(false);

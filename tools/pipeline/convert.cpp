@@ -270,7 +270,8 @@ Status open_source(Conversion& at, const ConvertOptions& options) {
   at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
   for (std::string& line : warn_of_left_behind(*at.document->manifest))
     at.warnings.push_back(std::move(line));
-  return at.to == nullptr ? check_common_kept(*at.document, at.source, at.warnings) : fine();
+  if (at.to != nullptr) leave_common_behind(*at.document);
+  return fine();
 }
 
 /// What is written: the source's leaves, with the state and the weights that are asked for.
@@ -449,6 +450,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(open_source(at, options));
   ASSIGN_OR_RETURN(kind, container_of(options.container, target, at.document->manifest->kind));
   const bool directory = kind == ContainerKind::kDcp;
+  if (to == nullptr) RETURN_IF_ERROR(check_common_kept(*at.document, at.source, kind, at.warnings));
   RETURN_IF_ERROR(check_parts(options, target, directory));
   RETURN_IF_ERROR(check_no_opaque_state(*at.document, to != nullptr, kind));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(*at.document, kind));

@@ -48,7 +48,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_selection(whole, options.select));
   std::vector<std::string> warnings = whole.manifest->warnings;
   Document document = select_to_write(std::move(whole), options.select, warnings);
-  RETURN_IF_ERROR(check_common_kept(document, source, warnings));
+  RETURN_IF_ERROR(check_common_kept(document, source, ContainerKind::kDcp, warnings));
   RETURN_IF_ERROR(check_no_rank_part(document, source));
   RETURN_IF_ERROR(check_no_opaque_state(document, false, ContainerKind::kDcp));
   for (std::string& line : warn_of_left_behind(*document.manifest))

@@ -1,14 +1,16 @@
-"""Directories as Megatron-Core's dist_checkpointing writes them (0.16.1, torch_dist), by a writer
-of ours that follows its source: flat names without paths, chunks of tensor parallel ranks, and
-common.pt beside them. tests/golden/megatron_core.tar.xz holds ones that the package itself wrote.
+"""Directories as Megatron-Core's dist_checkpointing writes them (torch_dist, 0.16.1 and 0.19.2), by
+a writer of ours that follows its source: flat names without paths, chunks of tensor parallel ranks,
+and a common state. tests/golden/megatron_core.tar.xz holds ones that the package itself wrote.
 """
 
 import argparse
+import io
 import json
 import pickle
 
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import DefaultSavePlanner
 
 SHAPES = {"embedding.weight": (12, 4), "fc1.weight": (8, 4), "fc1.bias": (8,)}
 GROUP = {
@@ -58,15 +60,26 @@ def tensors(master="fp32_param", prefix="", of=None):
     return made
 
 
-def write(folder, content, optimizer, common=True):
-    """`optimizer`: what common.pt has of it; `common`: whether there is one."""
-    dcp.save(dict(content), checkpoint_id=folder, no_dist=True)
+class Packed(DefaultSavePlanner):
+    """Takes an io.BytesIO for an item that is written as it is, as Megatron-Core's planner does."""
+
+    def transform_object(self, write_item, object):
+        return object
+
+
+def write(folder, content, optimizer, common="common.pt"):
+    """`optimizer`: what the common state has of it; `common`: where that is, None for nowhere."""
+    rest = {"iteration": 3, "args": argparse.Namespace(lr=0.01), "optimizer": optimizer}
+    content = dict(content)
+    if common == "item":
+        content["common_state/shard_0_1"] = io.BytesIO()
+        torch.save([rest], content["common_state/shard_0_1"])
+    dcp.save(content, checkpoint_id=folder, no_dist=True, planner=Packed())
     metadata = pickle.loads((folder / ".metadata").read_bytes())
     metadata.planner_data = None
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     said = {"sharded_backend": "torch_dist", "sharded_backend_version": 1}
     (folder / "metadata.json").write_text(json.dumps(said))
-    if common:
-        rest = {"iteration": 3, "args": argparse.Namespace(lr=0.01), "optimizer": optimizer}
+    if common == "common.pt":
         torch.save(rest, folder / "common.pt")
     return folder

@@ -247,6 +247,38 @@ bool is_of_megatron(const Directory& folder) {
   return said.ok() && said.value().is_dict() && said.value().find("sharded_backend") != nullptr;
 }
 
+/// What Megatron-Core keeps of a checkpoint beside its tensors; null where there is nothing.
+Result<std::shared_ptr<const Document>> common_state(const Document& document,
+                                                     std::shared_ptr<Directory> folder) {
+  std::shared_ptr<const Document> none;
+  if (is_of_megatron(*folder)) {
+    ASSIGN_OR_RETURN(archive, Archive::open(folder, "common.pt"));  // follows no link
+    ASSIGN_OR_RETURN(read, read_torch_zip(archive));
+    ASSIGN_OR_RETURN(common, document_of(std::make_shared<Manifest>(std::move(read))));
+    return std::shared_ptr<const Document>(std::make_shared<Document>(std::move(common)));
+  }
+  const Manifest& all = *document.manifest;
+  const auto blob = std::find_if(all.blobs.begin(), all.blobs.end(),
+                                 [](const Blob& b) { return b.name == Document::kCommonItem; });
+  if (blob == all.blobs.end()) return none;
+  RETURN_IF_ERROR(check_single(*blob));
+  const std::string& file = all.file_names[blob->extent.file];
+  if (blob->extent.transform != 0)
+    return bad(printable(all.path + "/" + file) + ": " + printable(blob->name) +
+               " is compressed, which Megatron-Core does not write; save it again without");
+  ASSIGN_OR_RETURN(archive, Archive::open(folder, file));
+  ASSIGN_OR_RETURN(read, read_torch_item(archive, blob->extent));
+  ASSIGN_OR_RETURN(common, document_of(std::make_shared<Manifest>(std::move(read))));
+  // A list of one dict; anything else of that name is another program's.
+  for (Leaf& leaf : common.leaves) {
+    if (leaf.path.size() < 2 || leaf.path[0] != place(0) ||
+        leaf.path[1].kind == Key::Kind::kIndex || leaf.path[1].kind == Key::Kind::kTupleIndex)
+      return none;
+    leaf.path.erase(leaf.path.begin());
+  }
+  return std::shared_ptr<const Document>(std::make_shared<Document>(std::move(common)));
+}
+
 /// "OUTER.zip/INNER.pth" as the path of the zip and the name of the record; empty for other paths.
 std::pair<std::string, std::string> member_of(const std::string& path) {
   for (size_t slash = path.rfind('/'); slash != std::string::npos && slash > 0;
@@ -295,13 +327,10 @@ Result<Document> open_checkpoint(const std::string& path) {
   ASSIGN_OR_RETURN(document, document_of(std::move(manifest)));
   if (!directory) return document;
   ASSIGN_OR_RETURN(folder, open_folder(path));
-  if (!is_of_megatron(*folder)) return document;
-  ASSIGN_OR_RETURN(archive, Archive::open(folder, "common.pt"));  // follows no link
-  ASSIGN_OR_RETURN(read, read_torch_zip(archive));
-  std::shared_ptr<const Manifest> beside = std::make_shared<Manifest>(std::move(read));
-  ASSIGN_OR_RETURN(common, document_of(beside));
-  document.common = std::make_shared<const Document>(std::move(common));
-  document.others.push_back(std::move(beside));
+  ASSIGN_OR_RETURN(common, common_state(document, folder));
+  if (common == nullptr) return document;
+  document.others.push_back(common->manifest);
+  document.common = std::move(common);
   return document;
 }
 

@@ -21,6 +21,8 @@ Result<Manifest> read_dcp(const std::string& path);
 /// `member`: the record of another zip that is read; "": the file itself.
 Result<Manifest> read_torch_zip(const std::string& path, const std::string& member = "");
 Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::string& member = "");
+/// `item`: what is read of the archive's file, an item of a DCP directory.
+Result<Manifest> read_torch_item(std::shared_ptr<Archive> archive, const FileExtent& item);
 Result<Manifest> read_torch_legacy(const std::string& path);
 Result<Manifest> read_safetensors(const std::string& path);
 /// The files that DeepSpeed's ZeRO wrote, one for each rank, as one checkpoint.

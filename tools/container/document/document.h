@@ -8,6 +8,7 @@
 #include <mutex>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "container/manifest/box.h"
@@ -85,6 +86,10 @@ struct Leaf {
 
 /// A checkpoint's leaves, and the manifests that they are read from.
 struct Document {
+  /// The item of a DCP directory that is Megatron-Core's common state from 0.19 on: what is not a
+  /// tensor, as a list of one dict.
+  static constexpr std::string_view kCommonItem = "common_state/shard_0_1";
+
   std::shared_ptr<const Manifest> manifest;  // where leaves were read from; null where nowhere
   std::vector<Leaf> leaves;                  // in the tree's order; paths are unique
   std::shared_ptr<const Document> model;     // another checkpoint, with the weights, where the
@@ -93,9 +98,9 @@ struct Document {
   /// The flat path of the optimizer's state dict that is meant, where the user said it; "" is the
   /// top.
   std::optional<std::string> optimizer = {};
-  /// common.pt, where Megatron-Core has put one beside a DCP directory: what is not a tensor.
+  /// Megatron-Core's common state: its common.pt beside a DCP directory, or the item kCommonItem.
   std::shared_ptr<const Document> common = {};
-  /// Whose parameters are in which group, where the user said it and common.pt does not:
+  /// Whose parameters are in which group, where the user said it and the common state does not:
   /// "N=PATTERN", the number of a group and names in it.
   std::vector<std::string> members = {};
   /// Further checkpoints that its sources read: the original of one that a dialect made.

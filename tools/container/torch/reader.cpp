@@ -95,27 +95,15 @@ Result<ZipIndex> inside_zip(const File& file, const std::string& member, const s
   return read_zip(file, inner->offset, inner->size, what + "/" + printable(member));
 }
 
-}  // namespace
-
-Result<Manifest> read_torch_zip(const std::string& path, const std::string& member) {
-  ASSIGN_OR_RETURN(archive, Archive::open(path));
-  return read_torch_zip(archive, member);
-}
-
-Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::string& member) {
+/// What the index of a file, or of a part of it, leads to.
+Result<Manifest> read_indexed(const std::shared_ptr<Archive>& archive, const File& file,
+                              const ZipIndex& index) {
   const std::string& what = archive->what();
-  ASSIGN_OR_RETURN(file, archive->file());
-  ASSIGN_OR_RETURN(index, member.empty() ? read_zip(*file, 0, file->size(), what)
-                                         : inside_zip(*file, member, what));
-  if (index.find("constants.pkl") != nullptr) {
-    ASSIGN_OR_RETURN(inner, inside_program(*file, index, what));
-    index = std::move(inner);
-  }
   ZipStorages storages(index);
   const ZipRecord* data = storages.record("data.pkl");
   if (data == nullptr) return bad(what + ": is a zip, but not of torch.save (it has no data.pkl)");
-  RETURN_IF_ERROR(check_small_records(*file, index, storages, what));
-  ASSIGN_OR_RETURN(bytes, content(*file, index, *data, kMaxPickle, what));
+  RETURN_IF_ERROR(check_small_records(file, index, storages, what));
+  ASSIGN_OR_RETURN(bytes, content(file, index, *data, kMaxPickle, what));
   ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), tree_globals(), what));
   Manifest m;
   RETURN_IF_ERROR(read_tree(pickle, storages, *archive, m));
@@ -150,6 +138,31 @@ Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::str
     m.warnings.push_back("has " + std::to_string(unknown - 3) + " more unknown records; not read");
   archive->finish(archive, ContainerKind::kTorch, m);
   return m;
+}
+
+}  // namespace
+
+Result<Manifest> read_torch_zip(const std::string& path, const std::string& member) {
+  ASSIGN_OR_RETURN(archive, Archive::open(path));
+  return read_torch_zip(archive, member);
+}
+
+Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::string& member) {
+  const std::string& what = archive->what();
+  ASSIGN_OR_RETURN(file, archive->file());
+  ASSIGN_OR_RETURN(index, member.empty() ? read_zip(*file, 0, file->size(), what)
+                                         : inside_zip(*file, member, what));
+  if (index.find("constants.pkl") != nullptr) {
+    ASSIGN_OR_RETURN(inner, inside_program(*file, index, what));
+    index = std::move(inner);
+  }
+  return read_indexed(archive, *file, index);
+}
+
+Result<Manifest> read_torch_item(std::shared_ptr<Archive> archive, const FileExtent& item) {
+  ASSIGN_OR_RETURN(file, archive->file());
+  ASSIGN_OR_RETURN(index, read_zip(*file, item.offset, item.length, archive->what()));
+  return read_indexed(archive, *file, index);
 }
 
 }  // namespace lowbit::ckpt

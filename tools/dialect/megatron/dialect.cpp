@@ -15,7 +15,7 @@ Result<int> recognize_megatron(const Document& /*document*/, const OptimizerTree
 
 Result<Model> read_megatron(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
   if (tree.view == nullptr)
-    return bad("is not a distributed checkpoint of Megatron-Core, a directory with common.pt");
+    return bad("is not a distributed checkpoint of Megatron-Core, a directory with a common state");
   ASSIGN_OR_RETURN(model, find_dialect("torch")->read(std::move(document), tree));
   model.dialect = "megatron";
   // The float32 weights are weights, no state: `convert` puts them there.

@@ -1,11 +1,11 @@
-// Megatron-Core's distributed checkpoint ("torch_dist"): a DCP directory with common.pt beside it
-// (0.16.1; dist_checkpointing, optimizer/distrib_optimizer.py and optimizer/optimizer.py).
+// Megatron-Core's distributed checkpoint ("torch_dist"): a DCP directory with a common state
+// (0.16.1, 0.19.2; dist_checkpointing, optimizer/distrib_optimizer.py and optimizer/optimizer.py).
 //
 //   optimizer.state.<state>.<parameter>   exp_avg, exp_avg_sq, and the float32 weights, which are
 //                                         called fp32_param or param
-//   chained_<n>.optimizer.state....       where there are several optimizers
-//   common.pt                             settings and steps; whose parameters are in which group
-//                                         is nowhere
+//   chained_<n>.optimizer.state....       where there are several optimizers; some have no prefix
+//   common.pt, or the item                the common state: settings and steps; whose parameters
+//     common_state/shard_0_1 (0.19)       are in which group is nowhere
 //   optimizer.distributed....             flat buckets, whose places for parameters are nowhere
 #pragma once
 
@@ -16,10 +16,15 @@ namespace lowbit::ckpt {
 /// Whether a document has an optimizer of Megatron-Core.
 bool is_megatron(const Document& document);
 
-/// An error where a document that is written as it is would lack what only common.pt has: the steps
-/// and settings of its optimizer. Where it has no optimizer, a warning that common.pt is left out.
-Status check_common_kept(const Document& document, const std::string& source,
+/// An error where a document that is written as it is would lack what the common state alone has:
+/// the steps and settings of its optimizer. Where it has no optimizer, a warning that common.pt is
+/// left out. A directory keeps the common state that is one of its items.
+Status check_common_kept(const Document& document, const std::string& source, ContainerKind target,
                          std::vector<std::string>& warnings);
+
+/// Leaves out the common state that is an item, where there is an optimizer to translate with it:
+/// like common.pt it stays behind.
+void leave_common_behind(Document& document);
 
 /// An optimizer of Megatron-Core as torch lays one out, under "optimizer".
 struct MegatronView {

@@ -67,7 +67,7 @@ Result<DecidedGroup> agreed(const std::vector<MegatronGroup>& groups, std::strin
     stepped = &group;
   }
   if (stepped == nullptr)
-    return bad("common.pt does not say how many steps the optimizer has made");
+    return bad("the common state does not say how many steps the optimizer has made");
   out.step = *stepped->step;
   std::set<std::string> seen;
   std::string real, own;
@@ -101,27 +101,47 @@ Result<DecidedGroup> agreed(const std::vector<MegatronGroup>& groups, std::strin
   return out;
 }
 
+/// Where chains or the keys of an optimizer begin in the paths below "optimizer".
+size_t begin_of(const Document& common) {
+  const auto listed = [](const Leaf& leaf) {
+    return leaf.path.size() < 2 || leaf.path[0].text() != "optimizer" || leaf.path[1] == place(0);
+  };
+  return std::all_of(common.leaves.begin(), common.leaves.end(), listed) ? 2 : 1;
+}
+
 Error two_counts(double one, double other) {
-  return bad("common.pt counts " + value_text(Value::floating(one)) +
+  return bad("the common state counts " + value_text(Value::floating(one)) +
              " steps of an optimizer, and " + value_text(Value::floating(other)) +
              " as its common_step: which of them holds?");
 }
 
+/// Gives the groups that count no steps those of the others, where these agree.
+void take_steps(Groups& groups) {
+  std::set<double> steps;
+  for (const auto& [chain, of_chain] : groups)
+    for (const MegatronGroup& group : of_chain)
+      if (group.step) steps.insert(*group.step);
+  if (steps.size() != 1) return;
+  for (auto& [chain, of_chain] : groups)
+    for (MegatronGroup& group : of_chain) group.step = *steps.begin();
+}
+
 }  // namespace
 
-Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const Document& common) {
-  std::map<std::string, std::vector<MegatronGroup>> out;
+Result<Groups> megatron_groups(const Document& common) {
+  Groups out;
   std::map<std::string, double> common_steps;
   std::map<std::pair<std::string, std::string>, size_t> places;
   int64_t number = 0;
+  const size_t begin = begin_of(common);
   for (const Leaf& leaf : common.leaves) {
     const Path& path = leaf.path;
-    if (path.size() < 3 || path[0].text() != "optimizer") continue;
+    if (path.size() < begin + 2 || path[0].text() != "optimizer") continue;
     const auto list = std::find_if(path.begin(), path.end(),
                                    [](const Key& k) { return k.text() == "param_groups"; });
     const bool common_step = path.back().text() == "common_step";
     if (!common_step && path.end() - list < 3) continue;
-    const std::string first = path[1].text();
+    const std::string first = path[begin].text();
     const bool chained = first.find_first_not_of("0123456789") == std::string::npos;
     const std::string chain = chained ? first : "";
     auto& groups = out[chain];
@@ -130,7 +150,7 @@ Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const 
       continue;
     ASSIGN_OR_RETURN(value, number_of(leaf));
     if (common_step) {
-      ASSIGN_OR_RETURN(step, real_of(value, "common.pt: " + printable(leaf.name())));
+      ASSIGN_OR_RETURN(step, real_of(value, "common state: " + printable(leaf.name())));
       if (!common_steps.try_emplace(chain, step).second && common_steps[chain] != step)
         return two_counts(common_steps[chain], step);
       continue;
@@ -144,7 +164,7 @@ Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const 
       group.settings.emplace_back(key, std::move(value));
       continue;
     }
-    ASSIGN_OR_RETURN(step, real_of(value, "common.pt: " + printable(leaf.name())));
+    ASSIGN_OR_RETURN(step, real_of(value, "common state: " + printable(leaf.name())));
     group.step = step;
   }
   for (const auto& [chain, step] : common_steps) {
@@ -154,7 +174,17 @@ Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const 
     }
     if (out[chain].empty()) out[chain].push_back({number++, {}, step});
   }
+  if (out.size() > 1) take_steps(out);
   return out;
+}
+
+Groups chained_as_one(const Groups& groups) {
+  std::vector<MegatronGroup> all;
+  for (const auto& [chain, of_chain] : groups)
+    all.insert(all.end(), of_chain.begin(), of_chain.end());
+  std::sort(all.begin(), all.end(),
+            [](const MegatronGroup& a, const MegatronGroup& b) { return a.number < b.number; });
+  return {{"", std::move(all)}};
 }
 
 Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup>& groups,
@@ -198,22 +228,23 @@ Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup
                        numbers_of(groups) +
                        (unnamed.empty() ? "" : ", and more than one of them has no pattern")};
     DecidedGroup& group = out[in.empty() ? unnamed[0] : in[0]];
-    if (group.step < 0) return bad("common.pt does not say how many steps the optimizer has made");
+    if (group.step < 0)
+      return bad("the common state does not say how many steps the optimizer has made");
     group.params.push_back(name);
   }
   std::erase_if(out, [](const DecidedGroup& group) { return group.params.empty(); });
   return out;
 }
 
-Status check_members(const std::map<std::string, std::vector<MegatronGroup>>& groups,
+Status check_members(const Groups& groups,
                      const std::map<std::string, std::vector<std::string>>& params,
                      const std::vector<std::string>& said) {
   for (const std::string& text : said) {
     const auto member = member_of(text);
     if (!member)
       return usage(
-          "--group takes N=PATTERN, the number of a group of common.pt and the names in it, such "
-          "as '1=*.bias', not '" +
+          "--group takes N=PATTERN, the number of a group of the common state and the names in it, "
+          "such as '1=*.bias', not '" +
           printable(text) + "'");
     const std::string what = "--group '" + printable(text) + "' ";
     std::string all;
@@ -224,7 +255,7 @@ Status check_members(const std::map<std::string, std::vector<MegatronGroup>>& gr
         if (group.number == member->group) chain = &name;
     }
     if (chain == nullptr)
-      return usage(what + "names a group that is not there: common.pt has " + all);
+      return usage(what + "names a group that is not there: the common state has " + all);
     const auto names = params.find(*chain);
     const bool fits =
         names != params.end() &&

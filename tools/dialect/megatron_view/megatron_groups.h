@@ -1,4 +1,5 @@
-// The groups of an optimizer of Megatron-Core, which are in common.pt without their parameters.
+// The groups of an optimizer of Megatron-Core, which are in the common state without their
+// parameters.
 #pragma once
 
 #include <map>
@@ -9,14 +10,22 @@
 
 namespace lowbit::ckpt {
 
-/// A group as common.pt has it.
+/// A group as the common state has it.
 struct MegatronGroup {
-  int64_t number = 0;  // in the order of common.pt, over all optimizers
+  int64_t number = 0;  // in the order of the common state, over all optimizers
   Settings settings;   // without "step"
   std::optional<double> step = {};
 };
-/// The groups of each optimizer, by its number; "" where there is one.
-Result<std::map<std::string, std::vector<MegatronGroup>>> megatron_groups(const Document& common);
+/// By the number of the optimizer; "" where there is one.
+using Groups = std::map<std::string, std::vector<MegatronGroup>>;
+/// The groups of each optimizer; NeMo keeps the optimizer in a list of one. Of several optimizers,
+/// groups that count no steps, as Muon's, have those of the others: Megatron-Core keeps all at one
+/// step.
+Result<Groups> megatron_groups(const Document& common);
+
+/// The groups of all optimizers as those of one, "": whose parameters are in which optimizer is not
+/// saved where the names of tensors have no prefix.
+Groups chained_as_one(const Groups& groups);
 
 /// A group with its parameters.
 struct DecidedGroup {
@@ -37,7 +46,7 @@ Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup
 
 /// An error of usage where one of `said` is not "N=PATTERN", its group is not there, or its pattern
 /// matches none of the names in that group's optimizer. `params`: the names, by optimizer.
-Status check_members(const std::map<std::string, std::vector<MegatronGroup>>& groups,
+Status check_members(const Groups& groups,
                      const std::map<std::string, std::vector<std::string>>& params,
                      const std::vector<std::string>& said);
 

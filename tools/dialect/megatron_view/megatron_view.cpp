@@ -3,6 +3,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <unordered_map>
 
 #include "dialect/megatron_view/megatron.h"
@@ -82,23 +83,28 @@ Error buckets(const Leaf& leaf) {
 }
 
 /// A copy or a save that broke off lacks tensors: the parameters of one optimizer have the same
-/// states. Float32 ones may do without a master weight.
+/// states. Float32 ones may do without a master weight. Of several optimizers whose tensors have no
+/// prefix (`chained`), parameters have the same moments or none in common, as of Muon and Adam.
 class SameStates {
  public:
+  explicit SameStates(bool chained) : chained_(chained) {}
   void add(const StateName& name, const std::string& state, const Leaf& weight) {
     auto [at, fresh] = params_.try_emplace(name.param, Of{name.chain, weight.dtype, {}});
     at->second.states.insert(state);
     if (fresh) order_.push_back(name.param);
   }
   Status check() const {
-    std::map<std::pair<std::string, const Dtype*>, const std::string*> first;
-    std::map<std::string, const std::string*> first_of_chain;
+    std::map<std::tuple<std::string, std::set<std::string>, const Dtype*>, std::string> first;
+    std::map<std::string, std::map<std::set<std::string>, std::string>> first_of_chain;
     for (const std::string& name : order_) {
       const Of& of = params_.at(name);
-      const auto& whole = *first.try_emplace({of.chain, of.dtype}, &name).first->second;
+      const std::set<std::string> own = moments(of);
+      auto& others = first_of_chain[of.chain];
+      others.try_emplace(own, name);
+      for (const auto& [moments, other] : others)
+        if (moments != own && !(chained_ && apart(moments, own))) return differ(name, other);
+      const auto& whole = first.try_emplace({of.chain, own, of.dtype}, name).first->second;
       if (params_.at(whole).states != of.states) return differ(name, whole);
-      const auto& other = *first_of_chain.try_emplace(of.chain, &name).first->second;
-      if (moments(params_.at(other)) != moments(of)) return differ(name, other);
     }
     return fine();
   }
@@ -114,10 +120,15 @@ class SameStates {
     out.erase("master_param");
     return out;
   }
+  static bool apart(const std::set<std::string>& a, const std::set<std::string>& b) {
+    return !a.empty() && !b.empty() &&
+           std::none_of(a.begin(), a.end(), [&](const std::string& s) { return b.contains(s); });
+  }
   static Error differ(const std::string& name, const std::string& other) {
     return bad(printable(name) + ": has not the states that " + printable(other) +
                " has, so the checkpoint is not whole");
   }
+  bool chained_;
   std::map<std::string, Of> params_;
   std::vector<std::string> order_;
 };
@@ -131,15 +142,28 @@ bool is_megatron(const Document& document) {
   });
 }
 
-Status check_common_kept(const Document& document, const std::string& source,
+Status check_common_kept(const Document& document, const std::string& source, ContainerKind target,
                          std::vector<std::string>& warnings) {
-  if (is_megatron(document))
+  const bool inside =
+      document.common != nullptr && !document.common->manifest->path.ends_with("/common.pt");
+  const bool kept =
+      inside && target == ContainerKind::kDcp && document.find(Document::kCommonItem) != nullptr;
+  if (kept)
+    warnings.emplace_back("metadata.json is left out; Megatron-Core loads no folder without it");
+  if (is_megatron(document) && !kept)
     return bad(printable(source) +
-               ": is a checkpoint of Megatron-Core, whose steps and settings are in common.pt, "
-               "which what is written would lack; convert it --to torch or --to lowbit, or leave "
+               ": is a checkpoint of Megatron-Core, whose steps and settings are in " +
+               (inside ? std::string(Document::kCommonItem) : "common.pt") +
+               ", which what is written would lack; convert it --to torch or --to lowbit, or leave "
                "its optimizer out (--exclude)");
-  if (document.common != nullptr) warnings.emplace_back("common.pt is left out");
+  if (document.common != nullptr && !inside) warnings.emplace_back("common.pt is left out");
   return fine();
+}
+
+void leave_common_behind(Document& document) {
+  if (!is_megatron(document)) return;
+  std::erase_if(document.leaves,
+                [](const Leaf& leaf) { return leaf.name() == Document::kCommonItem; });
 }
 
 Result<MegatronView> megatron_view(const Document& document) {
@@ -157,20 +181,26 @@ Result<MegatronView> megatron_view(const Document& document) {
   }
   if (document.common == nullptr)
     return bad(
-        "its optimizer is Megatron-Core's, whose steps and settings are in common.pt, which "
-        "is not there");
+        "its optimizer is Megatron-Core's, whose steps and settings are in common.pt or in the "
+        "item " +
+        std::string(Document::kCommonItem) + ", and neither is there");
   ASSIGN_OR_RETURN(settled, megatron_groups(*document.common));
+  // Megatron-Core may leave the prefix "chained_N." out (chained_optim_avoid_prefix).
+  const bool chained = !settled.empty() && !settled.contains("") &&
+                       std::all_of(states.begin(), states.end(),
+                                   [](const auto& state) { return state.first.chain.empty(); });
+  if (chained) settled = chained_as_one(settled);
   std::map<std::string, std::vector<std::string>> params;  // of each optimizer, in order
   std::set<std::pair<std::string, std::string>> seen;
   std::set<std::string> names;
-  SameStates same;
+  SameStates same(chained);
   for (const auto& [name, leaf] : states) {
     const auto weight = weights.find(name.param);
     if (weight == weights.end())
       return bad(printable(leaf->name()) +
                  ": the checkpoint has no weight of that name, which tells its shape");
     if (!settled.contains(name.chain))
-      return bad("common.pt has no groups of the optimizer of " + printable(leaf->name()));
+      return bad("the common state has no groups of the optimizer of " + printable(leaf->name()));
     const bool master = name.state == "fp32_param" || name.state == "param";
     const std::string state = master ? "master_param" : name.state;
     if (!seen.emplace(name.param, state).second)
