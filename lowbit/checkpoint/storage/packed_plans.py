@@ -85,14 +85,17 @@ class Results(list[WriteResult]):
     it is this list again.
 
     `groups` goes with it, the names of its parameter groups' parameters,
-    and `samples` of its state.
+    and `samples` of its state. `folder` stays here, and lives as long as the save.
     """
 
     key = ""
     groups: Mapping[str, str]
     samples: Samples
+    folder: Any
 
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+        if not _KNOWN:
+            return list, (list(self),)
         rows = [
             (
                 *_index(r.index),
@@ -110,13 +113,12 @@ class Results(list[WriteResult]):
 
 
 def results(
-    written: list[WriteResult], groups: Mapping[str, str], samples: Samples
+    written: list[WriteResult], groups: Mapping[str, str], samples: Samples, folder: Any = None
 ) -> list[WriteResult]:
     """The same results, to be pickled as rows. Each has a `Written`, and no transforms."""
-    if not _KNOWN:
-        return written
     out = Results(written)
     out.key, out.groups, out.samples = uuid.uuid4().hex, groups, samples
+    out.folder = folder
     _SENT[out.key] = out
     return out
 

@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import errno
 import fcntl
+import gc
 import os
 import shutil
 import socket
@@ -44,6 +45,7 @@ class PartialFolder:
     """
 
     thread: threading.Thread  # that makes it
+    failed = False
 
     def __init__(self, path: str, overwrite: bool, sync: bool = True) -> None:
         self.path, self.overwrite, self.sync = path, overwrite, sync
@@ -52,13 +54,7 @@ class PartialFolder:
         os.makedirs(parent or ".", exist_ok=True)
         self.temporary = os.path.join(os.path.realpath(parent or "."), name)
         native().check_target(os.fsencode(path), overwrite)
-        last = _OPEN.get(self.temporary)
-        # One thread makes a save from plan to end, so that of this thread, or of one that is gone,
-        # has failed.
-        if last is not None and (
-            last.thread is threading.current_thread() or not last.thread.is_alive()
-        ):
-            last.drop()
+        self._drop_failed()
         try:
             if os.path.lexists(self.temporary):
                 self._check_idle()
@@ -87,6 +83,19 @@ class PartialFolder:
         self._check_owner(locked)
         self.thread = threading.current_thread()
         _OPEN[self.temporary] = self
+
+    def _drop_failed(self) -> None:
+        """Drops the folder of this process's last save to the name, if that has failed."""
+        last = _OPEN.get(self.temporary)
+        # One thread makes a save from plan to end, so that of this thread, or of one that is gone,
+        # has failed.
+        if last is not None and (
+            last.failed or last.thread is threading.current_thread() or not last.thread.is_alive()
+        ):
+            last.drop()
+        elif last is not None:
+            del last
+            gc.collect()  # exceptions of torch hold themselves, and with them the folder
 
     def _check_owner(self, locked: bool = True) -> None:
         """Two saves that begin or end in the same moment may take each other's folder for one of a
@@ -190,6 +199,17 @@ class PartialFolder:
                 else f"cannot write {final}: {error.strerror}"
             )
             raise CheckpointError(message) from error
+
+    def fail(self, alone: bool) -> None:
+        """The save has failed here; other ranks may still write, unless this is the only one. From
+        now on it stops no other save to the name, in any process.
+        """
+        self.failed = True
+        if alone:
+            self.drop()
+        elif self._remove.alive:
+            with contextlib.suppress(OSError):
+                fcntl.flock(self._lock, fcntl.LOCK_UN)
 
     def drop(self) -> None:
         """Removes the folder, if it was not published."""

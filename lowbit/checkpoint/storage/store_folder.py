@@ -31,5 +31,8 @@ class StoreFolder:
     def publish(self, data: Mapping[str, int], index: bytes, digests: bytes) -> None:
         self.upload.publish(data, index, digests)
 
+    def fail(self, alone: bool) -> None:
+        """As `drop`."""
+
     def drop(self) -> None:
         """Nothing to do: without `.metadata` it is not a checkpoint, and an older one is whole."""

@@ -8,6 +8,7 @@ import io
 import math
 import os
 import pickle
+import socket
 import tempfile
 import threading
 import time
@@ -34,6 +35,7 @@ from lowbit.checkpoint.storage.announced_metadata import announce
 from lowbit.checkpoint.storage.group_names import check_group_names, group_names
 from lowbit.checkpoint.storage.packed_plans import numbered, results, sent
 from lowbit.checkpoint.storage.partial_folder import PartialFolder, partial_path
+from lowbit.checkpoint.storage.save_targets import Target, check_targets
 from lowbit.checkpoint.storage.state_samples import Samples, check_state_samples, state_samples
 from lowbit.checkpoint.storage.state_tensors import (
     DTYPES,
@@ -67,7 +69,10 @@ class Save(threading.local):
     asked = ""  # the path that this thread's next save was given
     path = ""  # of the save that runs; absolute: a program may change its folder meanwhile
     id = ""
+    given = ""  # as it was given, without the folder of the program
+    # On the coordinator, from plan to write; after that what the write returns holds it.
     folder: PartialFolder | StoreFolder | None = None
+    written: weakref.ref[PartialFolder | StoreFolder] | None = None
     is_coordinator = False
     ranks = 1
 
@@ -79,8 +84,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     Each rank writes one file, from C++ and without the GIL. The directory appears under its name in
     one step, when all ranks have written: a save that is killed or fails leaves an older checkpoint
     of that name as it was, and nothing that looks like a new one. Until then the files lie in
-    `.NAME.partial-saving` beside it. A save that fails removes that folder as soon as nothing holds
-    its exception; the next save to the same name removes what a killed one left there.
+    `.NAME.partial-saving` beside it. A save that fails on one rank alone, or at its end, removes
+    that folder at once, another as soon as nothing holds its exception; the next save to the same
+    name removes what a killed one left there.
 
     `lowbit.json` in the directory has XXH3-128 digests of all chunks, and shorter ones of their
     parts (docs/reference/ckpt-commands.md), which `Reader` and `lowbit-ckpt verify` hold the values
@@ -98,7 +104,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         cache_staged_state_dict: keep the host copy of `dcp.async_save` for the next one, so that
             memory is allocated once; True by default. A save that begins before the last one has
             written its data gets a copy of its own. Saves may run at the same time, through one
-            writer too.
+            writer too, if each that overlaps has a process group of its own.
         opaque: save also what `Reader` does not load: objects of classes, quantized tensors,
             subclasses of tensors. False by default: the save is refused, by name.
         progress: called with the bytes of tensors that this rank has written and those that it
@@ -155,6 +161,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             # Python would have it wait for 5 ms.
             time.sleep(0)
         self._save.asked = ""
+        self._save.given = path
         self._save.path = path if is_url(path) else os.path.join(os.getcwd(), path)
         self._save.id = str(uuid.uuid4())
         return self._meta(path)
@@ -195,11 +202,13 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         items = sent(plan.items, -1, self._save.is_coordinator)
         # A planner makes other lists of items, and leaves this as it came.
-        return dataclasses.replace(plan, items=items, storage_data=items)
+        target = Target(items, self._save.given, self._save.path)
+        return dataclasses.replace(plan, items=items, storage_data=target)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
         self._save.ranks = len(plans)
-        theirs = [numbered(plan.items, plan.storage_data) for plan in plans]
+        check_targets([plan.storage_data for plan in plans])
+        theirs = [numbered(plan.items, getattr(plan.storage_data, "items", None)) for plan in plans]
         # Between the plans of all ranks and their first byte, so nobody is in the folder yet.
         self._drop()
         if is_url(self._save.path):
@@ -214,6 +223,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         ]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        # This call has the folder now: where it fails, its traceback keeps it, else its result.
+        folder, self._save.folder = self._save.folder, None
+        self._save.written = None if folder is None else weakref.ref(folder)
         written: list[WriteResult] = []
         memory: set[int] = set()
         samples: Samples = {}
@@ -236,11 +248,15 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
                                 digest = ""  # of a tensor subclass, torch's own bytes
                             data = Written(_StorageInfo(name, offset, length), digest, tuple(tiles))
                             written.append(WriteResult(item.index, length, data))
+        except BaseException:
+            if folder is not None:
+                folder.fail(self._save.ranks == 1)
+            raise
         finally:
             if memory & self._memory:  # it was the kept copy, which the next save may have now
                 self._staged = None
         future: Future[list[WriteResult]] = Future()
-        future.set_result(results(written, group_names(planner), samples))
+        future.set_result(results(written, group_names(planner), samples, folder))
         return future
 
     @contextlib.contextmanager
@@ -249,7 +265,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         path = self._save.path
         if not is_url(path):
             name = f"{prefix}0.distcp"
-            file = native().RankFile(bytes_of(partial_path(path)), name.encode(), self.sync_files)
+            file = self._file_beside(partial_path(path), name)
             try:
                 yield name, file
                 if self.sync_files:
@@ -263,6 +279,18 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
         with tempfile.TemporaryDirectory(prefix="lowbit-") as folder:
             yield name, native().RankFile(os.fsencode(folder), name.encode(), False)
             upload.put(name, os.path.join(folder, name))
+
+    def _file_beside(self, folder: str, name: str) -> Any:
+        """A file in the folder that the coordinator has made."""
+        try:
+            return native().RankFile(bytes_of(folder), name.encode(), self.sync_files)
+        except CheckpointError as error:
+            if os.path.isdir(folder):
+                raise
+            raise CheckpointError(
+                f"{error.text}: the coordinator has made {folder}, and it is not there on "
+                f"{socket.gethostname()}. Ranks must save to one folder that all hosts share"
+            ) from error
 
     def _batches(
         self, items: list[WriteItem], planner: SavePlanner, memory: set[int]
@@ -327,8 +355,20 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             ) from error
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        made = self._save.folder
+        made = None if self._save.written is None else self._save.written()
         assert made is not None
+        try:
+            self._publish(made, metadata, results)
+        except BaseException:
+            made.drop()  # all ranks have written
+            raise
+
+    def _publish(
+        self,
+        made: PartialFolder | StoreFolder,
+        metadata: Metadata,
+        results: list[list[WriteResult]],
+    ) -> None:
         check_group_names([getattr(rank, "groups", {}) for rank in results])
         if self.check_replicas:
             check_state_samples([getattr(rank, "samples", {}) for rank in results])
@@ -343,14 +383,16 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             data[place.relative_path] = max(end, data.get(place.relative_path, 0))
         content = pickle.dumps(metadata)
         made.publish(data, content, digests(metadata, written))
-        self._save.folder = None
         if self._save.ranks > 1:
             announce(metadata, content)
 
     def _drop(self) -> None:
-        if self._save.folder is not None:
-            self._save.folder.drop()
-            self._save.folder = None
+        """Of this thread's last save; one that is published stays."""
+        written = self._save.written
+        for folder in (self._save.folder, None if written is None else written()):
+            if folder is not None:
+                folder.drop()
+        self._save.folder = self._save.written = None
 
     def __getstate__(self) -> dict[str, Any]:
         # To the process of an async save, which makes a folder of its own.

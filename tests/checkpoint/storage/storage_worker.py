@@ -262,6 +262,48 @@ def stopped_on_one(path):
     return told
 
 
+def goes_on_after_a_failure(path, failing):
+    """A save that fails on one rank, then one to the same name from another thread of every rank;
+    what this rank is told by the first, and what a load of the second finds.
+    """
+    kept = checkpoint.Writer(progress=lambda *_: dist.get_rank() != failing)
+    told = ""
+    try:
+        dcp.save(state(0), checkpoint_id=path, storage_writer=kept)
+    except BaseException as error:  # torch's CheckpointException is not an Exception
+        told = str(error)
+    kept.progress = None
+    dcp.async_save(state(0, 1), checkpoint_id=path, storage_writer=kept).result()
+    return told, load("lowbit", path, 0, 1)[0]
+
+
+def saved_elsewhere(path):
+    """Saves for which rank 1 has a path of its own, or a link to the folder that rank 0 writes
+    into, and ones whose folder rank 1 does not have; what this rank is told.
+    """
+    told = []
+    rank = dist.get_rank()
+
+    def attempt(name):
+        try:
+            dcp.save(state(0), storage_writer=checkpoint.Writer(name))
+        except BaseException as error:  # torch's CheckpointException is not an Exception
+            told.append(str(error))
+
+    attempt(f"{path}-{rank}")
+    attempt(os.path.relpath(f"{path}/a") if rank else f"{path}/a")
+    assert not told[1:], told
+    before = os.getcwd()
+    host = f"{path}/host-{rank}"
+    os.makedirs(host)
+    try:
+        os.chdir(host)
+        attempt("run")  # as where a folder is not shared between hosts
+    finally:
+        os.chdir(before)
+    return told
+
+
 def no_bar_on_one(path):
     """A load in which rank 0 alone asks for a bar, and cannot draw it; what this rank is told."""
     group = dist.new_group(timeout=datetime.timedelta(seconds=30))

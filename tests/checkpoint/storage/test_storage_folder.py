@@ -9,6 +9,7 @@ import shutil
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -115,6 +116,50 @@ def test_a_save_goes_on_after_one_that_failed(tmp_path, monkeypatch):
     assert os.listdir(tmp_path) == [".run.partial-saving"]
     save(storage_worker.state(0, 1), tmp_path / "run")
     assert os.listdir(tmp_path) == ["run"] and holds(tmp_path / "run", 1) and kept
+
+
+def test_a_failed_save_stops_no_later_one(tmp_path):
+    """Its writer goes on, and its error is still in somebody's hands."""
+    kept = checkpoint.Writer(progress=lambda *_: False)
+    with pytest.raises(dcp.api.CheckpointException, match="interrupted") as told:
+        dcp.save(storage_worker.state(0), checkpoint_id=tmp_path / "run", storage_writer=kept)
+    assert os.listdir(tmp_path) == []
+    with ThreadPoolExecutor(1) as another:
+        another.submit(save, storage_worker.state(0), tmp_path / "run").result()
+    assert holds(tmp_path / "run", 0) and told
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_save_that_failed_on_one_rank_stops_no_later_one(pool, tmp_path, failing):
+    for told, bad in pool.run(
+        2, storage_worker.goes_on_after_a_failure, str(tmp_path / "run"), failing
+    ):
+        assert "interrupted" in told and bad == []
+    assert os.listdir(tmp_path) == ["run"]
+
+
+def test_a_save_that_failed_among_others_holds_no_lock(tmp_path):
+    """Another process may save to the name, as the trainer after its daemon of async saves."""
+    import fcntl
+
+    from lowbit.checkpoint.storage.partial_folder import OWNER, PartialFolder
+
+    failed = PartialFolder(str(tmp_path / "run"), True)
+    failed.fail(alone=False)
+    with open(tmp_path / ".run.partial-saving" / OWNER) as owner:
+        fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    failed.drop()
+    assert os.listdir(tmp_path) == []
+
+
+def test_ranks_save_to_one_folder(pool, tmp_path):
+    path = str(tmp_path / "run")
+    for rank, (elsewhere, not_shared) in enumerate(
+        pool.run(2, storage_worker.saved_elsewhere, path)
+    ):
+        assert f"rank 0 saves to {path}-0 and rank 1 to {path}-1" in elsewhere, rank
+        assert "one folder that all hosts share" in not_shared, rank
+    assert sorted(os.listdir(tmp_path)) == ["run"]
 
 
 def test_a_file_is_never_replaced_by_a_folder(tmp_path):
