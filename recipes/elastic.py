@@ -78,7 +78,10 @@ def main() -> None:
     opt = lowbit.AdamW(lowbit.param_groups(model), lr=3e-3)
 
     begin = 0
-    if (newest := elastic.latest(args.folder)) is not None:
+    # One rank chooses: folders of a shared file system may look different from two hosts.
+    chosen = [elastic.latest(args.folder) if rank == 0 else None]
+    dist.broadcast_object_list(chosen, device=device)
+    if (newest := chosen[0]) is not None:
         content = saved(model, opt, 0)
         dcp.load(content, checkpoint_id=newest)
         set_model_state_dict(model, content["model"])

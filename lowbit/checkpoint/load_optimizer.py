@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from lowbit import ops
+from lowbit import ops, sharding
 from lowbit.checkpoint.checkpoint import Checkpoint
 from lowbit.checkpoint.contents import Codes, Group, Model, Param, State
 from lowbit.checkpoint.errors import CheckpointError
@@ -44,8 +44,9 @@ def load_optimizer(
     wrote it; float moments are quantized on the way.
 
     Each rank reads only the rows of its own shards, piece by piece and without executing anything,
-    into the existing state: nothing else is in memory. Where state is kept under scales of
-    whole rows, columns or tensors, every rank must call this, since the scales are shared.
+    into the existing state: nothing else is in memory. Every rank that holds a part of a sharded
+    parameter must call this: ranks share scales of whole rows, columns or tensors, and if one of
+    them fails, all of them raise, with its `cause`.
 
     Args:
         opt: a lowbit optimizer. Its parameters are found by name, so build it from named parameters
@@ -72,8 +73,9 @@ def load_optimizer(
         ValueError: the checkpoint has several optimizers and `optimizer` is None, or none under
             that name; a parameter has no state there, or state of an unknown layout; or it cannot
             be known which parameter is which. Nothing was changed.
-        CheckpointError: the checkpoint is damaged. Where that shows only while values are read,
-            some of them are loaded already: load another checkpoint, or build a new optimizer.
+        CheckpointError: the checkpoint is damaged, or another rank could not load it. Where that
+            shows only while values are read, some of them are loaded already: load another
+            checkpoint, or build a new optimizer.
         FileNotFoundError: there is nothing at `path`.
         ImportError: lowbit was built without its checkpoint module.
     """
@@ -92,7 +94,31 @@ def load_optimizer(
             "optimizer= takes a name of an optimizer in the checkpoint, such as 'optimizers.0', "
             f"not {_kind(optimizer)}"
         )
-    remote, path = is_url(path), os.fspath(path)
+    name = os.fspath(path)
+    with opt.whole_groups():  # DeepSpeed's stage 3 empties them between steps
+        params = [member.p for member in opt.members()]
+        with sharding.SharedFailure(params, partial(_failed_elsewhere, name)).together() as shared:
+            _load(opt, name, model, optimizer, storage_options, shared)
+
+
+def _failed_elsewhere(path: str | bytes, rank: int, cause: str) -> CheckpointError:
+    return CheckpointError(
+        f"{os.fsdecode(path)}: rank {rank} failed to load its part; its own error says why. "
+        "Another checkpoint, or a new optimizer, serves all ranks",
+        code=3 if cause else 1,
+        cause=cause,
+    )
+
+
+def _load(
+    opt: LowbitOptimizer,
+    path: str,
+    model: nn.Module | None,
+    optimizer: str | None,
+    storage_options: StorageOptions,
+    shared: sharding.SharedFailure,
+) -> None:
+    remote = is_url(path)
     if remote:
         with Opened(path, storage_options) as name:
             # What lies inside a zip is not an object of the store.
@@ -106,19 +132,18 @@ def load_optimizer(
         )
     checkpoint = Checkpoint(path, storage_options, optimizer)
     saved = _model_of(checkpoint, optimizer)
-    with opt.whole_groups():  # DeepSpeed's stage 3 empties them between steps
-        params, numbered = matched(opt, saved, model, checkpoint.path)
-        try:
-            load_by_param(opt, *_states_and_settings(opt, checkpoint, params))
-        except ValueError as error:
-            if not numbered:
-                raise
-            advice = "" if model else "; pass model= where they are in the order of the model"
-            raise ValueError(
-                f"{error}; {path} numbers its parameters, and they were taken in this optimizer's "
-                f"order{advice}"
-            ) from error
-        _warn_of_quantized(opt, checkpoint, params)
+    params, numbered = matched(opt, saved, model, checkpoint.path)
+    try:
+        load_by_param(opt, *_states_and_settings(opt, checkpoint, params), shared)
+    except ValueError as error:
+        if not numbered:
+            raise
+        advice = "" if model else "; pass model= where they are in the order of the model"
+        raise ValueError(
+            f"{error}; {path} numbers its parameters, and they were taken in this optimizer's "
+            f"order{advice}"
+        ) from error
+    _warn_of_quantized(opt, checkpoint, params)
     checkpoint.finish()
 
 

@@ -41,6 +41,7 @@ from lowbit.sharding.reductions import (
     hook_flat_gradients,
     units,
 )
+from lowbit.sharding.shared_failure import SharedFailure
 from lowbit.sharding.tensor import (
     check_dense,
     dense_gradient,
@@ -83,6 +84,7 @@ __all__ = [
     "Matrices",
     "Part",
     "Sent",
+    "SharedFailure",
     "Spread",
     "Unit",
     "Whole",

@@ -40,7 +40,12 @@ Converted = Callable[[Mapping[str, Tensor], bool], dict[str, Tensor]]
 
 
 def convert_state(
-    p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any, state_memory: str = "device"
+    p: Tensor,
+    lay: Layout,
+    saved: Mapping[str, Any],
+    key: Any,
+    state_memory: str = "device",
+    shared: sharding.SharedFailure | None = None,
 ) -> Converted:
     """How this optimizer's state of parameter p is made from saved state: moved where it fits,
     converted where it does not.
@@ -56,10 +61,11 @@ def convert_state(
         key: the state dict's name for p, for errors.
         state_memory: where new tensors are allocated; one of `memory.MEMORIES`,
             "device" by default.
+        shared: takes what fails while values are read.
 
     Returns:
         A function from the live state, and whether it may be written to, to the converted state. It
-        writes to live tensors that fit.
+        writes to live tensors that fit. After a failure that `shared` has, the state lacks values.
 
     Raises:
         ValueError: a moment or an entry of a flattened state dict is missing, or the layout of a
@@ -121,12 +127,20 @@ def convert_state(
             ),
             **lay.identity(int(stream)),
         }
-        for job in jobs:
+        attempt = _call if shared is None else shared.attempt
+
+        def fill(job: _Job, *given: Tensor) -> None:
             tensors = []
             for entry in job.entries:
                 state[entry.key], here = tensor_for(entry, live.get(entry.key))
                 tensors.append(here)
-            job.fill(tensors)
+            job.fill(*given, tensors)
+
+        for job in jobs:
+            given = [] if job.read is None else [attempt(job.read)]
+            if shared is not None:
+                shared.exchange(job.groups)
+            attempt(fill, job, *given)
         for key, value in others.items():  # copies too
             if isinstance(value, Tensor):
                 value = value.to(device, copy=True) if value.ndim else value.clone()
@@ -137,10 +151,20 @@ def convert_state(
 
 
 class _Job(NamedTuple):
-    """Some tensors of a parameter's state, and what fills the parts of them that are here."""
+    """Some tensors of a parameter's state, and what fills the parts of them that are here: from
+    what `read` returns, if it is given.
+
+    A `fill` with collectives has the process groups of the ranks that it waits for.
+    """
 
     entries: Sequence[StateTensor]
-    fill: Callable[[Sequence[Tensor]], None]
+    fill: Callable[..., None]
+    read: Callable[[], Tensor] | None = None
+    groups: Sequence[Any] = ()
+
+
+def _call(work: Callable[..., Any], *arguments: Any) -> Any:
+    return work(*arguments)
 
 
 def _slot_job(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any) -> _Job:
@@ -154,6 +178,10 @@ def _slot_job(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key:
             return _Job(entries, partial(_move, kept))
     whole = replace(lay, part=_whole_rows(lay.part))  # blocks are not cut there
     source, values = find_source(p, whole, slot, saved, key)
+    if slot.cross_tile or source.cross_tile:
+        groups = [group for _, group in whole.part.cuts] if slot.cross_tile else []
+        read = partial(_all_values, whole, source, values)
+        return _Job(entries, partial(_quantize_all, whole, slot, entries), read, groups)
     return _Job(entries, partial(_recode, whole, slot, source, values, entries))
 
 
@@ -246,8 +274,8 @@ def _recode(
     entries: Sequence[StateTensor],
     to: Sequence[Tensor],
 ) -> None:
-    """Fills tensors of `slot` from those of `source`,
-    by chunks of rows unless a scale covers more than a row.
+    """Fills tensors of `slot` from those of `source`, by chunks of rows: no scale covers more
+    than a row.
 
     Args:
         lay: the layout of the values, with whole rows.
@@ -256,15 +284,6 @@ def _recode(
         entries: the local parts of `slot`'s tensors.
         to: the tensors to fill.
     """
-    if slot.cross_tile or source.cross_tile:
-        whole = [kept.all() for kept in values]
-        dequantized = (
-            dequantize_slot(whole, lay, source) if source.coded else whole[0].to(torch.float32)
-        )
-        coded = quantize_slot(dequantized.to(to[0].device), lay, slot)
-        for entry, tensor, made in zip(entries, to, coded, strict=True):
-            tensor.copy_(_of(entry, made).reshape(tensor.shape))
-        return
     for begin, end in _row_runs(values, to):
         run = replace(lay, part=lay.part.take_rows(begin, end))
         read = [kept.rows(begin, end).to(to[0].device) for kept in values]
@@ -276,6 +295,25 @@ def _recode(
         ):
             target = tensor[begin:end] if tensor.ndim else tensor
             target.copy_(_of(entry, made).reshape(target.shape))
+
+
+def _all_values(lay: Layout, source: Slot, values: Sequence[SavedTensor]) -> Tensor:
+    """All local values at once, where a scale covers more than a row."""
+    whole = [kept.all() for kept in values]
+    return dequantize_slot(whole, lay, source) if source.coded else whole[0].to(torch.float32)
+
+
+def _quantize_all(
+    lay: Layout,
+    slot: Slot,
+    entries: Sequence[StateTensor],
+    values: Tensor,
+    to: Sequence[Tensor],
+) -> None:
+    """Fills tensors of `slot` from all local values; a collective where ranks share a scale."""
+    coded = quantize_slot(values.to(to[0].device), lay, slot)
+    for entry, tensor, made in zip(entries, to, coded, strict=True):
+        tensor.copy_(_of(entry, made).reshape(tensor.shape))
 
 
 def _of(entry: StateTensor, made: Tensor) -> Tensor:

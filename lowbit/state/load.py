@@ -8,6 +8,7 @@ import os
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any
 
@@ -26,17 +27,22 @@ from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.stateful import StatefulOptimizer
 from lowbit.state.torch_functions import options_of_load
 
+# Of a load by `load_by_param`; a program's own `load_state_dict` may lie between.
+_SHARED: ContextVar[sharding.SharedFailure | None] = ContextVar("shared failure", default=None)
+
 
 def load_by_param(
     opt: StatefulOptimizer,
     states: Iterable[Mapping[str, Any] | None],
     settings: Iterable[Mapping[str, Any]],
+    shared: sharding.SharedFailure | None = None,
 ) -> None:
     """`opt.load_state_dict` of what is in the optimizer's own order.
 
     Args:
         states: of each of `opt.members()`; None or empty for parameters without state.
         settings: of each group.
+        shared: what this rank and others tell each other of failures.
     """
     state: dict[int, Any] = {}
     for (_, p, _, place), value in zip(opt.members(), states, strict=True):
@@ -51,7 +57,11 @@ def load_by_param(
         size = len(group["params"])
         groups.append({**given, **names, "params": list(range(at, at + size))})
         at += size
-    opt.load_state_dict({"state": state, "param_groups": groups})
+    token = _SHARED.set(shared)
+    try:
+        opt.load_state_dict({"state": state, "param_groups": groups})
+    finally:
+        _SHARED.reset(token)
 
 
 @torch.no_grad()
@@ -84,7 +94,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     converted: list[tuple[Any, Converted, bool]] = []
     coded: list[tuple[Any, str | None]] = []
     uncorrected: dict[str, list[Any]] = {}  # names by the format of the bits
-    options = options_of_load()
+    options, shared = options_of_load(), _SHARED.get()
     for _, p, lay in laid_out:
         flat_shard = isinstance(p, sharding.FlatShard)
         key = key_of[p.owner if flat_shard else p]
@@ -98,7 +108,7 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
                     broadcast = options.broadcast_from_rank0
                     value = without_filled_in(lay, value, opt.state_of(p), key, broadcast)
                 in_place = is_lazy(value) or holds(value, opt.state_of(p))
-                convert = convert_state(p, lay, value, key, opt.state_memory)
+                convert = convert_state(p, lay, value, key, opt.state_memory, shared)
             except ValueError as error:
                 if names[p] in (None, key):
                     raise
@@ -112,13 +122,19 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     known = set(ids)
     if not converted:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
+    if shared is not None:
+        shared.check()
     state: defaultdict[Any, Any] = defaultdict(dict)
     state.update({k: value for k, value in state_dict["state"].items() if k not in known})
     opt.lay_out_again()  # a prepared step holds the old tensors
     for p, convert, in_place in converted:  # all of them fit
         made = convert(opt.state_of(p), in_place)
+        if shared is not None and shared.failure is not None:
+            continue  # to what other ranks wait in
         opt.set_state_of(p, made, state)
         opt.set_state_of(p, made)  # what was here is free before the next is made
+    if shared is not None and shared.failure is not None:
+        raise shared.failure
     loaded = {p for p, _, _ in converted}
     for group, p, lay in laid_out:
         if p.requires_grad and not p.is_meta and p not in loaded:

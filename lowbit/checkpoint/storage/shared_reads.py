@@ -10,11 +10,13 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, ReadItem
+
+from lowbit.checkpoint.errors import CheckpointError
 
 BUFFER = 64 << 20  # bytes that a rank sends in one round, and that it receives
 OPEN = 256 << 20  # bytes of the boxes that are under way at a time, or one box
@@ -54,12 +56,33 @@ class Share:
 
 
 class Place(NamedTuple):
-    """Where a rank stands in the group that it could receive through: what it tells the coordinator
-    of a load.
-    """
+    """Where a rank stands in the group that it could receive through."""
 
     rank: int
     ranks: int
+
+
+class Told(NamedTuple):
+    """What a rank tells the coordinator of a load: its place, where reads are shared, and which
+    checkpoint it reads: the folder, and a digest of its metadata or "".
+    """
+
+    place: Place | None
+    path: str
+    digest: str
+
+
+def check_same(ranks: Sequence[Any]) -> None:
+    """Refuses a load whose ranks read different checkpoints: what one reads, others receive."""
+    known = [(i, told) for i, told in enumerate(ranks) if isinstance(told, Told) and told.digest]
+    for i, told in known[1:]:
+        first, other = known[0]
+        if told.digest != other.digest:
+            raise CheckpointError(
+                f"rank {first} loads {other.path} and rank {i} loads {told.path}, which are not "
+                "the same checkpoint: let one rank choose it, and broadcast its path",
+                code=4,
+            )
 
 
 def box_of(item: ReadItem) -> Box:

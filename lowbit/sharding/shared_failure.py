@@ -1,0 +1,99 @@
+"""What ranks that load parts of the same parameters tell each other where one of them fails."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+
+from lowbit.sharding.collective import host_device, rank, reduce_over
+from lowbit.sharding.flat_shard import FlatShard, is_flat
+from lowbit.sharding.tensor import is_dtensor, local, process_groups
+
+CAUSES = ("", "damaged", "too large")  # of an error, by its `cause`
+
+
+class SharedFailure:
+    """One rank's view of a load that succeeds on all ranks or on none.
+
+    Each exchange is a collective of one number. A rank that has failed goes on to the exchanges
+    that the others wait in, and reads nothing more.
+
+    Args:
+        params: of the optimizer; the process groups are those of their meshes, and of flat shards.
+        error: makes what is raised where another rank failed, from that rank and its cause.
+    """
+
+    def __init__(self, params: Iterable[Any], error: Callable[[int, str], BaseException]) -> None:
+        self.failure: BaseException | None = None
+        self._error, self._code, self._over = error, 0, False
+        self._device = torch.device("cpu")
+        groups: dict[Any, None] = {}
+        for p in params:
+            if found := _groups_of(p):
+                self._device = local(p).device
+                groups |= dict.fromkeys(found)
+        # There and back, so that all hear of it where a rank is in some of the groups only.
+        self._groups = [*groups, *[*groups][-2::-1]]
+
+    @contextlib.contextmanager
+    def together(self) -> Iterator[SharedFailure]:
+        """A load, at whose end all ranks know whether it succeeded."""
+        try:
+            yield self
+        except Exception as error:
+            if self._over:
+                raise
+            self._fail(error)
+        self.exchange(self._groups)
+        if self.failure is not None:
+            raise self.failure
+
+    def check(self) -> None:
+        """Raises on all ranks if one has failed so far."""
+        self.exchange(self._groups)
+        if self.failure is not None:
+            self._over = True
+            raise self.failure
+
+    def attempt(self, work: Callable[..., Any], *arguments: Any) -> Any:
+        """What `work` returns; None where it fails, or this rank or another one has failed."""
+        if self.failure is None:
+            try:
+                return work(*arguments)
+            except Exception as error:
+                self._fail(error)
+        return None
+
+    def exchange(self, groups: Iterable[Any]) -> None:
+        """Tells the ranks of each group, and hears from them."""
+        for group in groups:
+            device = host_device([group], self._device)
+            told = torch.tensor([self._code], dtype=torch.int64, device=device)
+            reduce_over([(told, group, "max")])
+            self._code = int(told)
+            if self._code and self.failure is None:
+                who, cause = divmod(self._code - 1, len(CAUSES))
+                self.failure = self._error(who, CAUSES[cause])
+
+    def _fail(self, error: BaseException) -> None:
+        if self.failure is None:
+            cause = getattr(error, "cause", "")
+            self._code = 1 + rank() * len(CAUSES) + CAUSES.index(cause if cause in CAUSES else "")
+        self.failure = self.failure or error
+
+
+def _groups_of(p: Any) -> list[Any]:
+    """The groups of a parameter's parts, and in a mesh those of its replicas; none where it is
+    whole here, or lies in a vector of which nobody knows the parts.
+    """
+    if isinstance(p, FlatShard):
+        return [group for _, group in p.part.cuts]
+    if is_flat(p) or not (cut := process_groups(p)):
+        return []
+    if not is_dtensor(p):
+        return list(cut)
+    mesh = p.device_mesh
+    return [mesh.get_group(i) for i in range(mesh.ndim) if mesh.size(i) > 1]
