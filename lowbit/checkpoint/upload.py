@@ -8,6 +8,7 @@ import contextlib
 import json
 import os
 import re
+import secrets
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,7 @@ from lowbit.checkpoint.paths import Path, bytes_of
 
 INDEX, DIGESTS = ".metadata", "lowbit.json"
 DATA = re.compile(r"__\d+_(\d+)\.distcp")
+NUMBERS = 1 << 30  # of names of data, which are drawn
 RANK = re.compile(r"__\d+\.metadata")
 # What may be replaced begins like a zip, a pickle or a page;
 # safetensors has a length below 2^48 and a brace.
@@ -96,9 +98,11 @@ class Upload:
         return {entry.name: entry for entry in self.location.list()}
 
     def number(self) -> int:
-        """The N of names __RANK_N.distcp that no object here has."""
-        taken = [int(m[1]) for m in map(DATA.fullmatch, self._entries()) if m]
-        return max(taken, default=-1) + 1
+        """The N of names __RANK_N.distcp that no object here has, and none that is still being
+        uploaded: a store does not list those of a save that was stopped, and may finish them late.
+        """
+        taken = {int(m[1]) for m in map(DATA.fullmatch, self._entries()) if m}
+        return next(n for n in iter(lambda: secrets.randbelow(NUMBERS), None) if n not in taken)
 
     def put(self, name: str, local: str) -> None:
         """A file of the local disk; "" is the URL itself."""
