@@ -11,6 +11,9 @@
 namespace lowbit::ckpt {
 namespace {
 
+// A large input may have a value for each so many bytes, whatever the limit: a chunk of a .metadata
+// takes 28 values in 142 bytes. Memory stays below a small multiple of the input.
+constexpr uint64_t kBytesOfNode = 4;
 constexpr size_t kMaxUnknown = 1u << 16;  // names outside the allowlist
 
 class PickleReader {
@@ -22,6 +25,7 @@ class PickleReader {
     out_.rules = allowed.globals;
     out_.opaque = allowed.opaque;
     bytes_ = out_.bytes;
+    limits_.nodes = std::max<uint64_t>(limits_.nodes, bytes_.size() / kBytesOfNode);
   }
 
   Result<Pickle> read() {

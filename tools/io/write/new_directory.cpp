@@ -191,7 +191,12 @@ Status NewDirectory::take_place() {
     if (::rename(path_.c_str(), old_.c_str()) != 0) {
       const std::string why = reason();
       old_.clear();
-      return failed("cannot move the old " + printable(path_) + " aside: " + why);
+      struct stat left;
+      const bool stays = ::lstat((temporary_ + ".old").c_str(), &left) == 0;
+      return failed("cannot move the old " + printable(path_) + " aside: " + why +
+                    (stays ? ": " + printable(temporary_ + ".old") +
+                                 " holds files that are no checkpoint's; move them away"
+                           : ""));
     }
   }
   if (::rename(temporary_.c_str(), path_.c_str()) == 0) return fine();
