@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import pathlib
 import re
+import warnings
 
 from lowbit import checkpoint
 from lowbit.checkpoint.object_store import is_url, local_path
@@ -36,9 +37,9 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
     """The newest complete checkpoint among the step folders in `folder`,
     or None if there is no checkpoint or no such folder.
 
-    A killed save leaves a folder without `.metadata`, or with files that are too short. Such
-    folders are skipped, as are damaged files. Every rank may call this while nothing is written, as
-    at the start of a run, and gets the same answer.
+    A killed save leaves a folder without `.metadata`, which is skipped. So is any other checkpoint
+    that is not whole, or that lowbit cannot read, with a warning that says why. Every rank may call
+    this while nothing is written, as at the start of a run, and gets the same answer.
 
     Args:
         folder: the folder that `step_folder` got.
@@ -50,7 +51,8 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
         NotADirectoryError: folder is a file.
         CheckpointError: the folder or a checkpoint could not be read, for lack of permission, of
             open files or of memory, or because the disk failed. Its state is not known then, and an
-            older step may not be what other ranks find.
+            older step may not be what other ranks find. Or lowbit can read none of the checkpoints,
+            and does not know that they are damaged: the run must not begin anew.
         ImportError: lowbit was built without its checkpoint module.
     """
     place = _local(folder)
@@ -63,6 +65,7 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
     except OSError as error:
         raise checkpoint.CheckpointError(f"{place}: {error.strerror}", _IO_ERROR) from error
     steps = [(int(m[1]), path) for path in found if (m := _STEP.fullmatch(path.name))]
+    unread: checkpoint.CheckpointError | None = None
     for _, path in sorted(steps, reverse=True):
         try:
             if not values:
@@ -70,9 +73,18 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
                 return path
             if checkpoint.verify(path, opaque=True)["ok"]:
                 return path
+            why = "a value or a checksum is wrong; checkpoint.verify says which"
         except checkpoint.CheckpointError as error:
             if error.code == _IO_ERROR:
                 raise
+            if not os.path.lexists(path / ".metadata"):
+                continue  # a save that did not finish
+            why = str(error)
+            if error.cause != "damaged" and unread is None:
+                unread = error
+        warnings.warn(f"{path} is skipped: {why}", stacklevel=2)
+    if unread is not None:
+        raise unread
     return None
 
 
