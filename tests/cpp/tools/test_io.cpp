@@ -1,5 +1,6 @@
 // Helpers of the checkpoint tool: combined CRCs, digests by every instruction set, globs, cuts of
-// meshes, long writes, mapped windows, copies past the caches.
+// meshes, long writes, mapped windows, copies past the caches, files that
+// are made.
 #include <sys/utsname.h>
 #include <sys/vfs.h>
 #include <unistd.h>
@@ -233,6 +234,39 @@ void test_copies_past_the_caches() {
   check(stream_copy({}, 1).ok(), "no copies");
 }
 
+/// A file of that many bytes, none of which is read.
+class Sized : public File {
+ public:
+  explicit Sized(uint64_t bytes) : File({.size = bytes}, "item") {}
+
+ private:
+  Status fetch(uint64_t, char*, uint64_t) const override { return fine(); }
+};
+
+/// Rows of a tensor that is cut along its columns take a part of each made file in turn.
+void test_made_files() {
+  const auto folder = Directory::local("/tmp");
+  check(folder.ok(), "a folder opens");
+  const auto turns = [&](size_t count, uint64_t bytes) {
+    FileSet files(folder.value());
+    size_t made = 0;
+    for (size_t i = 0; i < count; ++i) {
+      files.add_made("item", [&made, bytes]() -> Result<std::shared_ptr<File>> {
+        ++made;
+        return std::shared_ptr<File>(std::make_shared<Sized>(bytes));
+      });
+    }
+    for (int turn = 0; turn < 3; ++turn) {
+      for (uint32_t i = 0; i < count; ++i) check(files.open(i).ok(), "a made file opens");
+    }
+    return made;
+  };
+  check(turns(200, 1u << 20) == 200, "small files are made once");
+  check(turns(30, 1ull << 32) == 30, "a few files are made once, whatever their size");
+  check(turns(64, 1ull << 32) == 3 * 64, "large ones do not all stay");
+  check(turns(300, 1) == 3 * 300, "there is a limit to their number");
+}
+
 }  // namespace
 
 int main() {
@@ -244,5 +278,6 @@ int main() {
   test_runs_of_writes();
   test_mapped_windows();
   test_copies_past_the_caches();
+  test_made_files();
   return finish();
 }

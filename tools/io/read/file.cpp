@@ -16,7 +16,11 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr size_t kMaxOpen = 64, kMaxMade = 32;
+constexpr size_t kMaxOpen = 64;
+// Made files that stay: of a tensor cut along columns, one for each rank has a part of every row,
+// and to make one again is to decompress all of it. Some stay whatever their size.
+constexpr size_t kMaxMade = 256, kMinMade = 32;
+constexpr uint64_t kMaxMadeBytes = 1ull << 30;
 
 FileIdentity identity_of(const struct stat& info) {
   return {info.st_dev,         info.st_ino,          static_cast<uint64_t>(info.st_size),
@@ -264,11 +268,18 @@ std::string FileSet::name(uint32_t number) const {
 }
 
 void FileSet::keep(uint32_t number, std::shared_ptr<const File> file) {
-  std::vector<uint32_t>& held = files_[number].make == nullptr ? open_ : made_;
-  if (held.size() >= (files_[number].make == nullptr ? kMaxOpen : kMaxMade)) {
+  const bool is_made = files_[number].make != nullptr;
+  std::vector<uint32_t>& held = is_made ? made_ : open_;
+  if (is_made) made_bytes_ += file->size();
+  const auto full = [&] {
+    if (!is_made) return held.size() >= kMaxOpen;
+    return held.size() >= kMaxMade || (held.size() >= kMinMade && made_bytes_ > kMaxMadeBytes);
+  };
+  while (full()) {
     const auto oldest = std::min_element(held.begin(), held.end(), [&](uint32_t a, uint32_t b) {
       return files_[a].used < files_[b].used;
     });
+    if (is_made) made_bytes_ -= files_[*oldest].file->size();
     files_[*oldest].file = nullptr;
     held.erase(oldest);
   }

@@ -141,7 +141,7 @@ class FileSet {
     uint64_t used = 0;
     Make make;
   };
-  /// Under the lock: keeps `file` open, and closes the one used longest ago.
+  /// Under the lock: keeps `file` open, and closes those used longest ago where there are too many.
   void keep(uint32_t number, std::shared_ptr<const File> file);
   void remember(const std::string& name, const File& file);
   /// Under the lock: opens a file by its way from the folder.
@@ -153,6 +153,7 @@ class FileSet {
   mutable std::mutex lock_;
   std::vector<Member> files_;
   std::vector<uint32_t> open_, made_;  // numbers of open files
+  uint64_t made_bytes_ = 0;            // of those that were made
   uint64_t clock_ = 0;
 };
 
