@@ -25,11 +25,11 @@ Ended& ended() {
   return *all;
 }
 
+/// Of this thread, also where that cannot be told; a capture of another thread is not seen.
 bool captures(const cuda::Library& library, int device) {
   bool yes = false;
-  return library.retain(device, library.current_stream(device), nullptr, nullptr, &yes) ==
-             nullptr &&
-         yes;
+  void* const stream = library.current_stream(device);
+  return library.retain(device, stream, nullptr, nullptr, &yes) != nullptr || yes;
 }
 
 /// Frees what has ended on the device, which is the current one, unless a graph is captured there.

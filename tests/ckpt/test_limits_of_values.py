@@ -27,7 +27,7 @@ def test_json_that_would_be_nested_too_deep(tmp_path):
     refused(
         tmp_path / "a.pt",
         tmp_path / "b.safetensors",
-        "b.safetensors: the description of what is no tensor: its JSON would be nested too deep",
+        "b.safetensors: the description of the other values: its JSON would be nested too deep",
         "write a torch.save file or a directory",
     )
     torch.save({"w": torch.ones(2), "x": nested(40)}, tmp_path / "c.pt")

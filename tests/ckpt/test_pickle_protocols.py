@@ -2,6 +2,7 @@
 
 import argparse
 import io
+import pickle
 import pickletools
 import struct
 import zipfile
@@ -142,9 +143,28 @@ def test_the_memo_of_python_2(tmp_path):
     same(torch.load(tmp_path / "c.pt"), content)
 
 
+def text(word):
+    return b"X" + struct.pack("<I", len(word)) + word
+
+
+def test_a_memo_is_numbered_in_one_way(tmp_path):
+    """MEMOIZE counts entries. Where a memo begins at 1, Python's would replace "torch" by
+    "posixpath" and call posixpath.basename, where a reader with a place 0 sees torch.device.
+    """
+    mixed = text(b"torch") + b"q\x01" + text(b"posixpath") + b"\x94" + text(b"device") + b"q\x03"
+    body = b"(" + mixed + text(b"pad") + b"\x94" + text(b"basename") + b"\x94h\x01h\x03\x93"
+    body += text(b"/etc/HELLO") + b"\x85Rt."
+    assert pickle.loads(b"\x80\x04" + body)[-1] == "HELLO"
+    for protocol in (2, 4):
+        content = b"\x80" + bytes([protocol]) + body
+        error = run("verify", archive(tmp_path / "a.pt", content), code=3).stderr
+        assert "memo" in error and "HELLO" not in error
+
+
 def test_a_memo_that_begins_at_1_has_no_0(tmp_path):
     for body, words in (
         (b"\x80\x02}q\x01X\x01\x00\x00\x00xh\x00s.", "recalls a memo entry that was never made"),
         (b"\x80\x02}q\x02.", "fills its memo out of order"),
+        (b"\x80\x04}q\x01.", "fills its memo out of order"),
     ):
         assert words in run("inspect", archive(tmp_path / "a.pt", body), code=3).stderr

@@ -112,7 +112,7 @@ class Unfolder {
   Result<Value> set(NodeId id, int depth) {
     ASSIGN_OR_RETURN(out, items(id, Value::Kind::kSet, depth));
     for (const NodeId item : p_.items(id)) {
-      if (!hashable(item, depth))
+      if (!hashable(p_, item, left_, depth))
         return bad(what_ + ": has a set of lists, dicts or sets, which Python does not allow");
     }
     return out;
@@ -126,7 +126,7 @@ class Unfolder {
       return bad(what_ + ": holds an OrderedDict with attributes, which is not a plain value");
     const auto all = p_.items(id);
     for (size_t i = 0; i < all.size(); i += 2) {
-      if (!hashable(all[i], depth))
+      if (!hashable(p_, all[i], left_, depth))
         return bad(what_ +
                    ": has a key that is a list, a dict or a set, which Python does not allow");
     }
@@ -134,16 +134,6 @@ class Unfolder {
                      items(id, p_.ordered(id) ? Value::Kind::kOrdered : Value::Kind::kDict, depth));
     if (p_.configuration(id)) out.text = Value::kConfiguration;
     return out;
-  }
-  bool hashable(NodeId id, int depth) {
-    if (left_ == 0) return false;
-    --left_;
-    if (p_.is(id, Kind::kList) || p_.is(id, Kind::kDict) || p_.is(id, Kind::kSet)) return false;
-    if (!p_.is(id, Kind::kTuple) || depth > Value::kMaxDepth) return true;
-    for (const NodeId item : p_.items(id)) {
-      if (!hashable(item, depth + 1)) return false;
-    }
-    return true;
   }
   /// What protocol 2 makes of bytes: each as the character of that number. The caller counts them.
   Result<Value> latin1(NodeId id) {
@@ -407,11 +397,27 @@ Status PickleBudget::spend_text(uint64_t bytes, const std::string& what) {
   return fine();
 }
 
+bool hashable(const Pickle& pickle, NodeId node, uint64_t& left, int depth) {
+  if (left == 0) return false;
+  --left;
+  if (pickle.is(node, Kind::kList) || pickle.is(node, Kind::kDict) || pickle.is(node, Kind::kSet))
+    return false;
+  if (pickle.is(node, Kind::kCall)) {  // a set or a bytearray of protocol 2
+    const GlobalRule* rule = pickle.global(node);
+    return rule == nullptr || (rule->name != "set" && rule->name != "bytearray");
+  }
+  if (!pickle.is(node, Kind::kTuple) || depth > Value::kMaxDepth) return true;
+  for (const NodeId item : pickle.items(node)) {
+    if (!hashable(pickle, item, left, depth + 1)) return false;
+  }
+  return true;
+}
+
 uint64_t value_limit(const Pickle& pickle, uint64_t bytes) {
   uint64_t references = pickle.nodes.size() + pickle.pool.size();
   for (const auto& list : pickle.lists) references += list.size();
   return std::min<uint64_t>(4 * references + 65536,
-                            std::min<uint64_t>(262144 + bytes, kMaxPlainValues));
+                            std::min<uint64_t>(262144 + 2 * bytes, kMaxPlainValues));
 }
 
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,

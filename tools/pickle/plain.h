@@ -111,6 +111,9 @@ struct PickleBudget {
   /// Takes the bytes of a text from what is left.
   Status spend_text(uint64_t bytes, const std::string& what);
 };
+/// Whether Python takes the value at a node as a key or in a set; false also where `left` values do
+/// not suffice to tell.
+bool hashable(const Pickle& pickle, NodeId node, uint64_t& left, int depth);
 /// How many values the pickle of an input of `bytes` bytes may unfold to: all that it stores, and
 /// some more. A value that it stores once and refers to often must not expand without limit.
 uint64_t value_limit(const Pickle& pickle, uint64_t bytes);

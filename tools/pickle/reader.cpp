@@ -11,9 +11,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-// A large input may have a value for each so many bytes, whatever the limit: a chunk of a .metadata
-// takes 28 values in 142 bytes. Memory stays below a small multiple of the input.
-constexpr uint64_t kBytesOfNode = 4;
 constexpr size_t kMaxUnknown = 1u << 16;  // names outside the allowlist
 
 class PickleReader {
@@ -25,7 +22,8 @@ class PickleReader {
     out_.rules = allowed.globals;
     out_.opaque = allowed.opaque;
     bytes_ = out_.bytes;
-    limits_.nodes = std::max<uint64_t>(limits_.nodes, bytes_.size() / kBytesOfNode);
+    if (limits_.bytes_per_node != 0)
+      limits_.nodes = std::max(limits_.nodes, bytes_.size() / limits_.bytes_per_node);
   }
 
   Result<Pickle> read() {
@@ -243,7 +241,8 @@ class PickleReader {
     stack_.push_back(items);
     return call(Kind::kCall);
   }
-  /// NEWOBJ_EX: an object whose class takes arguments by their names, as none of the allowlist does.
+  /// NEWOBJ_EX: an object whose class takes arguments by their names, as none of the allowlist
+  /// does.
   Status object_by_names() {
     if (!has(3)) return empty();
     const NodeId named = pop();
@@ -287,7 +286,7 @@ class PickleReader {
   Status put(uint64_t index) {
     if (!has(1)) return no("remembers from an empty stack");
     // Python 2's cPickle counts from 1.
-    if (memo_.empty() && index == 1) memo_.push_back(kNoNode);
+    if (memo_.empty() && index == 1 && out_.protocol <= 2) memo_.push_back(kNoNode);
     if (index != memo_.size()) return no("fills its memo out of order");
     memo_.push_back(stack_.back());
     return fine();
@@ -433,8 +432,9 @@ class PickleReader {
         out_.pool.push_back(id);
         return push(Kind::kPersistent, out_.pool.size() - 1);
       }
-      case 0x94:
-        return put(memo_.size());
+      case 0x94:  // MEMOIZE: at the number of entries, which a memo from 1 has at another place
+        return !memo_.empty() && memo_[0] == kNoNode ? no("numbers its memo in two ways")
+                                                     : put(memo_.size());
       case 'q':
         return number(1, n) ? put(n) : Status(cut());
       case 'r':

@@ -14,6 +14,7 @@ namespace lowbit::ckpt {
 struct PickleLimits {
   uint64_t bytes = 1ull << 30;
   uint64_t nodes = 1ull << 26;
+  uint64_t bytes_per_node = 0;  // unless 0: a large pickle may have a node for each so many bytes
   uint64_t stack = 1ull << 22;
 };
 

@@ -24,20 +24,20 @@ std::vector<std::string> names_of(const std::string& name, const State& state);
 Document select(Document document, const Selection& selection);
 /// The same for a target: places of lists before others that stay hold None, with a warning for
 /// each, or for the first of many. What `warn_of_exclude` says, too: the target has what the
-/// pattern was to leave out. An opaque attribute of an OrderedDict may be excluded by its name, which
-/// is that of the dict with its own behind it.
+/// pattern was to leave out. An opaque attribute of an OrderedDict may be excluded by its name,
+/// which is that of the dict with its own behind it.
 Document select_to_write(Document document, const Selection& selection,
                          std::vector<std::string>& warnings);
 
-/// What is opaque of the attributes of OrderedDicts, by its name: also a dict with such a thing in
-/// it.
+/// The opaque attributes of OrderedDicts by their names, and dicts with such values inside.
 std::vector<std::pair<std::string, Value>> opaque_attributes(const Document& document);
 
 /// Leaves out objects that only the program that wrote them can make again; a place in a list
-/// stays, as None, and so do attributes of an OrderedDict that are plain. Returns a warning for each, or for the first of many. `target`: what is written;
-/// a directory keeps the items of another as they are, and files of safetensors have no arrays of
-/// numpy, but for the numbers of those without dimensions. An error where one is a tensor, or has
-/// tensors anywhere inside: they are data, which nothing leaves out unasked.
+/// stays, as None, and so do attributes of an OrderedDict that are plain. Returns a warning for
+/// each, or for the first of many. `target`: what is written; a directory keeps the items of
+/// another as they are, and files of safetensors have no arrays of numpy, but for the numbers of
+/// those without dimensions. An error where one is a tensor, or has tensors anywhere inside: they
+/// are data, which nothing leaves out unasked.
 Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerKind target);
 
 /// An error where an optimizer would lose part of its state or of its settings. Where it is copied

@@ -339,8 +339,8 @@ class Optimizer : public torch::optim::Optimizer {
   }
 
   /// Takes what `state_dict()` gave, here or in Python, in the same formats, by names where both
-  /// have names; settings are the loaded ones, and the rule follows them. Throws c10::Error with what does not fit, and has then
-  /// changed nothing.
+  /// have names; settings are the loaded ones, and the rule follows them. Throws c10::Error with
+  /// what does not fit, and has then changed nothing.
   void load_state_dict(const torch::IValue& value) {
     const torch::NoGradGuard no_grad;
     init_state();

@@ -267,9 +267,13 @@ Result<std::shared_ptr<const Document>> common_state(const Document& document,
     return bad(printable(all.path + "/" + file) + ": " + printable(blob->name) +
                " is compressed, which Megatron-Core does not write; save it again without");
   ASSIGN_OR_RETURN(archive, Archive::open(folder, file));
-  ASSIGN_OR_RETURN(read, read_torch_item(archive, blob->extent));
-  ASSIGN_OR_RETURN(common, document_of(std::make_shared<Manifest>(std::move(read))));
-  // A list of one dict; anything else of that name is another program's.
+  // A list of one dict; anything else of that name is from another program, and stays an item.
+  auto read = read_torch_item(archive, blob->extent);
+  if (!read.ok()) {
+    if (read.error().cause == Cause::kDamaged) return read.error();
+    return none;
+  }
+  ASSIGN_OR_RETURN(common, document_of(std::make_shared<Manifest>(std::move(read.value()))));
   for (Leaf& leaf : common.leaves) {
     if (leaf.path.size() < 2 || leaf.path[0] != place(0) ||
         leaf.path[1].kind == Key::Kind::kIndex || leaf.path[1].kind == Key::Kind::kTupleIndex)

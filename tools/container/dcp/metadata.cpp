@@ -327,7 +327,10 @@ class Parser : MetadataPickle {
 }  // namespace
 
 Result<Manifest> parse_metadata(std::string bytes, const std::string& what) {
-  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), metadata_globals(), what));
+  // A chunk takes 28 values in 142 bytes, and 405 B parameters on 512 ranks have 2.7 million.
+  PickleLimits limits;
+  limits.bytes_per_node = 4;
+  ASSIGN_OR_RETURN(pickle, read_pickle(std::move(bytes), metadata_globals(), what, limits));
   return Parser(pickle, what).parse();
 }
 

@@ -126,8 +126,7 @@ class ValueWriter {
       return bad(what_ + ": has the key " + *key + " twice: Python takes 1, 1.0 and True for one");
     const auto items = p_.items(id);
     for (size_t i = 0; i < items.size(); i += 2) {
-      if (p_.is(items[i], Kind::kList) || p_.is(items[i], Kind::kDict) ||
-          p_.is(items[i], Kind::kSet))
+      if (!hashable(p_, items[i], left_, depth))
         return bad(what_ +
                    ": has a key that is a list, a dict or a set, which Python does not allow");
     }

@@ -240,9 +240,11 @@ Status check_limits(const std::vector<TreeNode>& tree) {
   for (const TreeNode& node : tree) {
     if (node.info != nullptr && node.info->attributes.is_dict())
       values += node.info->attributes.count();
-    if (node.leaf == nullptr || node.leaf->kind != Leaf::Kind::kValue) continue;
-    values += node.leaf->value.count();
-    if (node.leaf->path.size() + depth_below(node.leaf->value) > Value::kMaxDepth)
+    if (node.leaf == nullptr) continue;
+    const bool plain = node.leaf->kind == Leaf::Kind::kValue;
+    if (plain) values += node.leaf->value.count();
+    const size_t below = plain ? depth_below(node.leaf->value) : 0;
+    if (node.leaf->path.size() + below > Value::kMaxDepth)
       return too_large(printable(node.leaf->name()) + ": would be nested more than " +
                        std::to_string(Value::kMaxDepth) +
                        " deep, which no reader takes; a directory keeps it, and --exclude leaves "

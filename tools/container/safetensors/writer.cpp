@@ -119,7 +119,7 @@ Result<WriteReport> write_safetensors(const Document& document, const std::strin
   constexpr const char* kInstead = "; write a torch.save file or a directory";
   if (!plan.is_flat()) {
     auto description =
-        describe(plan.description, printable(path) + ": the description of what is no tensor");
+        describe(plan.description, printable(path) + ": the description of the other values");
     if (!description.ok()) return too_large(description.error().text + kInstead);
     metadata.emplace_back(kConvention, std::move(description.value()));
   }

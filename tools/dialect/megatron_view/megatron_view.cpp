@@ -146,8 +146,9 @@ Status check_common_kept(const Document& document, const std::string& source, Co
                          std::vector<std::string>& warnings) {
   const bool inside =
       document.common != nullptr && !document.common->manifest->path.ends_with("/common.pt");
-  const bool kept =
-      inside && target == ContainerKind::kDcp && document.find(Document::kCommonItem) != nullptr;
+  const bool kept = inside && target == ContainerKind::kDcp &&
+                    std::any_of(document.leaves.begin(), document.leaves.end(),
+                                [](const Leaf& l) { return l.name() == Document::kCommonItem; });
   if (kept)
     warnings.emplace_back("metadata.json is left out; Megatron-Core loads no folder without it");
   if (is_megatron(document) && !kept)
@@ -183,7 +184,7 @@ Result<MegatronView> megatron_view(const Document& document) {
     return bad(
         "its optimizer is Megatron-Core's, whose steps and settings are in common.pt or in the "
         "item " +
-        std::string(Document::kCommonItem) + ", and neither is there");
+        std::string(Document::kCommonItem) + ", and neither can be read");
   ASSIGN_OR_RETURN(settled, megatron_groups(*document.common));
   // Megatron-Core may leave the prefix "chained_N." out (chained_optim_avoid_prefix).
   const bool chained = !settled.empty() && !settled.contains("") &&

@@ -347,9 +347,8 @@ Status check_no_group_meta(const Document& document, const Path& root) {
       return bad(
           "its optimizer is Megatron-FSDP's (fsdp_dtensor), whose settings and steps are in " +
           printable(meta) +
-          ", which is not read; --exclude "
-          "'*param_to_group_meta*' leaves them out, and the target has default settings and "
-          "no steps");
+          ", which is not read; lowbit-ckpt convert --exclude '*param_to_group_meta*' leaves them "
+          "out: then settings are the defaults, and steps and bias corrections begin anew");
   }
   return fine();
 }

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "io/open_files.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -20,6 +21,10 @@ constexpr size_t kMaxOpen = 64;
 // Made files that stay: of a tensor cut along columns, one for each rank has a part of every row,
 // and to make one again is to decompress all of it. Some stay whatever their size.
 constexpr size_t kMaxMade = 256, kMinMade = 32;
+size_t max_made() {
+  static const size_t most = part_of_open_files(8, kMinMade, kMaxMade);
+  return most;
+}
 constexpr uint64_t kMaxMadeBytes = 1ull << 30;
 
 FileIdentity identity_of(const struct stat& info) {
@@ -273,7 +278,7 @@ void FileSet::keep(uint32_t number, std::shared_ptr<const File> file) {
   if (is_made) made_bytes_ += file->size();
   const auto full = [&] {
     if (!is_made) return held.size() >= kMaxOpen;
-    return held.size() >= kMaxMade || (held.size() >= kMinMade && made_bytes_ > kMaxMadeBytes);
+    return held.size() >= max_made() || (held.size() >= kMinMade && made_bytes_ > kMaxMadeBytes);
   };
   while (full()) {
     const auto oldest = std::min_element(held.begin(), held.end(), [&](uint32_t a, uint32_t b) {

@@ -189,14 +189,11 @@ Status NewDirectory::take_place() {
     struct stat info;
     if (::lstat(path_.c_str(), &info) == 0) remove_replaced(old_, path_);
     if (::rename(path_.c_str(), old_.c_str()) != 0) {
-      const std::string why = reason();
+      const bool in_the_way = errno == ENOTEMPTY || errno == EEXIST;
+      const std::string why = reason(), old = printable(old_);
       old_.clear();
-      struct stat left;
-      const bool stays = ::lstat((temporary_ + ".old").c_str(), &left) == 0;
       return failed("cannot move the old " + printable(path_) + " aside: " + why +
-                    (stays ? ": " + printable(temporary_ + ".old") +
-                                 " holds files that are no checkpoint's; move them away"
-                           : ""));
+                    (in_the_way ? ": " + old + " is in the way; move it elsewhere" : ""));
     }
   }
   if (::rename(temporary_.c_str(), path_.c_str()) == 0) return fine();

@@ -1,7 +1,6 @@
 #include "io/write/output.h"
 
 #include <fcntl.h>
-#include <sys/resource.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -9,6 +8,7 @@
 #include <cerrno>
 #include <cstring>
 
+#include "io/open_files.h"
 #include "io/text.h"
 #include "io/write/partial_name.h"
 
@@ -16,11 +16,7 @@ namespace lowbit::ckpt {
 namespace {
 
 /// A quarter of what the process may have open, since the sources are open too.
-size_t max_open_outputs() {
-  struct rlimit limit;
-  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return 16;
-  return static_cast<size_t>(std::clamp<rlim_t>(limit.rlim_cur / 4, 1, 200));
-}
+size_t max_open_outputs() { return part_of_open_files(4, 1, 200); }
 
 constexpr uint64_t kBegin = 32u << 20;  // bytes that are written before the disk is told to begin
 
