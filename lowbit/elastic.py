@@ -84,7 +84,12 @@ def latest(folder: str | os.PathLike[str], *, values: bool = False) -> pathlib.P
                 unread = error
         warnings.warn(f"{path} is skipped: {why}", stacklevel=2)
     if unread is not None:
-        raise unread
+        raise checkpoint.CheckpointError(
+            f"{place}: none of its checkpoints can be read, and not all are known to be damaged; "
+            f"move them away to begin anew. The newest that is not: {unread}",
+            unread.code,
+            cause=unread.cause,
+        ) from unread
     return None
 
 

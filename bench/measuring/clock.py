@@ -71,7 +71,7 @@ def rounds(
             except Exception as error:
                 if failed is None:
                     raise
-                failed[name] = error
+                failed[name] = error.with_traceback(None)  # whose frames hold what it allocated
                 del times[name]
                 continue
             used[name] += time.perf_counter() - begin

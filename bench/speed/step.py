@@ -136,7 +136,8 @@ def case(
             except Exception as error:  # any error of a baseline is a line of the page
                 reason = short(error)
         missing[entry.name] = reason
-    results = []
+    results: list[dict] = []
+    gone: dict[str, str] = {}
     for threads in settings.threads:
         torch.set_num_threads(threads)
         say(
@@ -149,11 +150,11 @@ def case(
             try:
                 turns.append((e.name, turn(e, settings.device)))
             except Exception as error:
-                failed[e.name] = error
+                failed[e.name] = error.with_traceback(None)
         always = (roster.ALL[0].name, Copy.name)
         times = clock.rounds(turns, settings.rounds, settings.budget, always, failed)
         entries = [e for e in entries if e.name in times]
-        told = {name: short(error) for name, error in failed.items()}
+        gone |= {name: short(error) for name, error in failed.items()}
         results.append(
             {
                 "workload": workload.name,
@@ -162,7 +163,7 @@ def case(
                 "numel": numel(shapes),
                 "threads": threads,
                 "rows": rows(entries, times, numel(shapes)),
-                "missing": missing | told if threads == settings.threads[0] else told,
+                "missing": missing | gone if threads == settings.threads[0] else dict(gone),
                 "clocks": machine.gpu_clocks() if settings.device == "cuda" else {},
             }
         )

@@ -46,7 +46,8 @@ def load_optimizer(
     Each rank reads only the rows of its own shards, piece by piece and without executing anything,
     into the existing state: nothing else is in memory. Every rank that holds a part of a sharded
     parameter must call this: ranks share scales of whole rows, columns or tensors, and if one of
-    them fails, all of them raise, with its `cause`.
+    them fails, all of them raise, with its `cause`. Ranks without a part in common, such as those
+    of DDP, of other pipeline stages and the replicas of FSDP1, do not hear of it.
 
     Args:
         opt: a lowbit optimizer. Its parameters are found by name, so build it from named parameters

@@ -11,26 +11,33 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
 _LENGTH = 4  # tokens of the comparison
-_found: weakref.WeakKeyDictionary[nn.Module, str | None] = weakref.WeakKeyDictionary()
+# what was found, and of what: a model's parts and configuration may change
+_found: weakref.WeakKeyDictionary[nn.Module, tuple[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
+@torch.compiler.assume_constant_result  # torch.compile calls it, and does not look inside
 def difference(model: Any, head: Any) -> str | None:
     """What the forward pass of a model of transformers does besides calling its base model and its
     head and taking the mean cross-entropy of the next token; None if nothing.
 
-    Its class's forward pass runs once for each model, on the CPU, in a copy whose base model and
-    head are stand-ins with fixed results. No layer runs, so no parameter is read, no hook is
-    called, no random number is drawn, and every rank finds the same.
+    Its class's forward pass runs once for each model and configuration, on the CPU, in a copy
+    whose base model and head are stand-ins with fixed results. No layer runs, so no parameter is
+    read, no hook is called, no random number is drawn, and every rank finds the same.
     """
-    if model not in _found:
-        try:
-            # modes of tracers, which count or replace tensors, and a default device end here
-            with _disable_current_modes(), torch.device("cpu"), torch.no_grad():
-                _found[model] = _compared(model, head)
-        except Exception as error:  # of a model's own code, which may raise anything
-            reason = " ".join(str(error).split())[:100]
-            _found[model] = f"needs more than both ({type(error).__name__}: {reason})"
-    return _found[model]
+    settings = getattr(model.config, "to_json_string", lambda: "")()
+    now = type(model).forward, id(model.base_model), id(head), settings
+    of, known = _found.get(model, (None, None))
+    if of == now:
+        return known
+    try:
+        # modes of tracers, which count or replace tensors, and a default device end here
+        with _disable_current_modes(), torch.device("cpu"), torch.no_grad():
+            known = _compared(model, head)
+    except Exception as error:  # of a model's own code, which may raise anything
+        reason = " ".join(str(error).split())[:100]
+        return f"needs more than both ({type(error).__name__}: {reason})"
+    _found[model] = now, known
+    return known
 
 
 def _compared(model: Any, head: Any) -> str | None:

@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from lowbit.sharding.collective import host_device, rank, reduce_over
+from lowbit.sharding.collective import device_of, host_device, rank, reduce_over
 from lowbit.sharding.flat_shard import FlatShard, is_flat
-from lowbit.sharding.tensor import is_dtensor, local, process_groups
+from lowbit.sharding.tensor import is_dtensor, process_groups
 
 CAUSES = ("", "damaged", "too large")  # of an error, by its `cause`
 
@@ -28,15 +28,14 @@ class SharedFailure:
 
     def __init__(self, params: Iterable[Any], error: Callable[[int, str], BaseException]) -> None:
         self.failure: BaseException | None = None
+        import torch.distributed as dist
+
         self._error, self._code, self._over = error, 0, False
-        self._device = torch.device("cpu")
-        groups: dict[Any, None] = {}
-        for p in params:
-            if found := _groups_of(p):
-                self._device = local(p).device
-                groups |= dict.fromkeys(found)
-        # There and back, so that all hear of it where a rank is in some of the groups only.
-        self._groups = [*groups, *[*groups][-2::-1]]
+        found = dict.fromkeys(group for p in params for group in _groups_of(p))
+        # In one order on all ranks, and there and back, so that all hear of it where a rank is in
+        # some of the groups only: each is entered twice on each of its ranks.
+        groups = sorted(found, key=dist.get_process_group_ranks)
+        self._groups = [*groups, *reversed(groups)]
 
     @contextlib.contextmanager
     def together(self) -> Iterator[SharedFailure]:
@@ -47,16 +46,29 @@ class SharedFailure:
             if self._over:
                 raise
             self._fail(error)
-        self.exchange(self._groups)
-        if self.failure is not None:
-            raise self.failure
+        try:
+            self.exchange(self._groups)
+        except Exception as error:  # such as the time-out of ranks that have ended
+            failure, self.failure = self.failure, None
+            raise error from failure
+        self.raise_failure()
 
     def check(self) -> None:
         """Raises on all ranks if one has failed so far."""
         self.exchange(self._groups)
-        if self.failure is not None:
-            self._over = True
-            raise self.failure
+        self._over = self.failure is not None
+        self.raise_failure()
+
+    def raise_failure(self) -> None:
+        """Raises what made this rank or another one fail, if one did. It is forgotten here: its
+        frames hold this object, and all that was loaded.
+        """
+        failure, self.failure = self.failure, None
+        try:
+            if failure is not None:
+                raise failure
+        finally:
+            del failure
 
     def attempt(self, work: Callable[..., Any], *arguments: Any) -> Any:
         """What `work` returns; None where it fails, or this rank or another one has failed."""
@@ -70,7 +82,7 @@ class SharedFailure:
     def exchange(self, groups: Iterable[Any]) -> None:
         """Tells the ranks of each group, and hears from them."""
         for group in groups:
-            device = host_device([group], self._device)
+            device = host_device([group], device_of(group))
             told = torch.tensor([self._code], dtype=torch.int64, device=device)
             reduce_over([(told, group, "max")])
             self._code = int(told)

@@ -116,35 +116,39 @@ def convert_state(
         return known, here
 
     def run(live: Mapping[str, Tensor], in_place: bool) -> dict[str, Tensor]:
-        if cleared:
-            _warn_of_cleared(live.get(cleared))
-        if not in_place:
-            live = {}
-        state: dict[str, Tensor] = {
-            # copies, because torch shares its tensors: two optimizers would count one step twice
-            "step": torch.tensor(
-                step, dtype=torch.float32, device=device if device.type == "cuda" else "cpu"
-            ),
-            **lay.identity(int(stream)),
-        }
         attempt = _call if shared is None else shared.attempt
+        state: dict[str, Tensor] = {}
 
-        def fill(job: _Job, *given: Tensor) -> None:
+        def begin() -> None:
+            if cleared:
+                _warn_of_cleared(live.get(cleared))
+            # copies, because torch shares its tensors: two optimizers would count one step twice
+            where = device if device.type == "cuda" else "cpu"
+            state["step"] = torch.tensor(step, dtype=torch.float32, device=where)
+            state.update(lay.identity(int(stream)))
+
+        def prepare(job: _Job) -> list[Any]:
+            given = [] if job.read is None else [job.read().to(device)]
             tensors = []
             for entry in job.entries:
-                state[entry.key], here = tensor_for(entry, live.get(entry.key))
+                known = live.get(entry.key) if in_place else None
+                state[entry.key], here = tensor_for(entry, known)
                 tensors.append(here)
-            job.fill(*given, tensors)
+            return [*given, tensors]
 
+        def end() -> None:
+            for key, value in others.items():  # copies too
+                if isinstance(value, Tensor):
+                    value = value.to(device, copy=True) if value.ndim else value.clone()
+                state.setdefault(key, value)
+
+        attempt(begin)
         for job in jobs:
-            given = [] if job.read is None else [attempt(job.read)]
+            given = attempt(prepare, job)
             if shared is not None:
                 shared.exchange(job.groups)
-            attempt(fill, job, *given)
-        for key, value in others.items():  # copies too
-            if isinstance(value, Tensor):
-                value = value.to(device, copy=True) if value.ndim else value.clone()
-            state.setdefault(key, value)
+            attempt(lambda job=job, given=given: job.fill(*given))
+        attempt(end)
         return state
 
     return run

@@ -127,14 +127,19 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     state: defaultdict[Any, Any] = defaultdict(dict)
     state.update({k: value for k, value in state_dict["state"].items() if k not in known})
     opt.lay_out_again()  # a prepared step holds the old tensors
-    for p, convert, in_place in converted:  # all of them fit
-        made = convert(opt.state_of(p), in_place)
-        if shared is not None and shared.failure is not None:
-            continue  # to what other ranks wait in
+
+    def keep(p: Any, made: dict[str, Any]) -> None:
         opt.set_state_of(p, made, state)
         opt.set_state_of(p, made)  # what was here is free before the next is made
-    if shared is not None and shared.failure is not None:
-        raise shared.failure
+
+    for p, convert, in_place in converted:  # all of them fit
+        made = convert(opt.state_of(p), in_place)
+        if shared is None:
+            keep(p, made)
+        else:  # after a failure this goes on to what other ranks wait in
+            shared.attempt(keep, p, made)
+    if shared is not None:
+        shared.raise_failure()
     loaded = {p for p, _, _ in converted}
     for group, p, lay in laid_out:
         if p.requires_grad and not p.is_meta and p not in loaded:

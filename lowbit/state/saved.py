@@ -385,6 +385,11 @@ def _advice_on_own(saved: Mapping[str, Any]) -> str:
         f"It has the moments of lowbit's {some(rules)}: build the optimizer that it was saved "
         "with. If that is this one, the checkpoint is incomplete: load another one, or start with "
         "fresh state"
+        + (
+            ". Where MuonWithAdamW saved it, put the parameter into a group with use_muon=True"
+            if moments == {"momentum_buffer"}
+            else ""
+        )
     )
 
 

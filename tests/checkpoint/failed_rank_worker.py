@@ -7,11 +7,12 @@ import pathlib
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 import lowbit
 from lowbit import checkpoint
+from lowbit.sharding import SharedFailure
 
 
 def resumed(folder, formats):
@@ -70,3 +71,31 @@ def of_two_checkpoints(folder):
     except BaseException as error:  # torch's CheckpointException is not an Exception
         return str(error)
     return "no error"
+
+
+def of_two_meshes():
+    """A rank on two meshes beside ranks on one of them: a load without a failure, then two that
+    fail on the last rank, at the end and at a check; what each rank is told.
+    """
+    rank, meshes = dist.get_rank(), [DeviceMesh("cpu", [1, 2]), DeviceMesh("cpu", [0, 1])]
+    held = [mesh for mesh in meshes if mesh.get_coordinate() is not None]
+    params = [DTensor.from_local(torch.ones(4, 8), mesh, [Shard(0)]) for mesh in held]
+
+    def fail():
+        raise ValueError("no memory")
+
+    def elsewhere(who, cause):
+        return RuntimeError(f"rank {who} failed")
+
+    told = []
+    for checked in (None, False, True):
+        try:
+            with SharedFailure(params, elsewhere).together() as shared:
+                if rank == 2 and checked is not None:
+                    shared.attempt(fail)
+                if checked:
+                    shared.check()
+            told.append("loaded")
+        except (ValueError, RuntimeError) as error:
+            told.append(str(error))
+    return told

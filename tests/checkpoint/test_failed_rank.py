@@ -22,6 +22,13 @@ def test_all_ranks_resume_from_one_checkpoint(pool, tmp_path, formats):
         assert ("__1_0.distcp" if rank else "rank 1 failed to load its part") in said
 
 
+def test_all_ranks_of_two_meshes_hear_of_it(pool):
+    """Also the rank that shares no mesh with the one that failed."""
+    for rank, (first, *others) in enumerate(pool.run(3, failed_rank_worker.of_two_meshes)):
+        assert first == "loaded"
+        assert others == ["no memory" if rank == 2 else "rank 2 failed"] * 2, rank
+
+
 def test_ranks_load_one_checkpoint(pool, tmp_path):
     for said in pool.run(2, failed_rank_worker.of_two_checkpoints, str(tmp_path)):
         assert f"rank 0 loads {tmp_path}/step-1 and rank 1 loads {tmp_path}/step-2" in said

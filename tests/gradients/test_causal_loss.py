@@ -194,3 +194,23 @@ def test_gradients_under_autocast_and_of_a_compiled_model():
     whole = torch.compile(lambda ids: lowbit.causal_loss(inside, ids), backend="eager")
     inside = Decoder()
     torch.testing.assert_close(whole(ids), expected)
+    one = torch.compile(
+        lambda ids: lowbit.causal_loss(fresh, ids, chunk=None), backend="eager", fullgraph=True
+    )
+    fresh = Decoder()  # whose forward pass was not looked at yet
+    torch.testing.assert_close(one(ids), expected)
+
+
+def test_a_model_that_changes_is_looked_at_again(monkeypatch):
+    model, ids = Decoder(), tokens()
+    lowbit.causal_loss(model, ids)
+    forward = Decoder.forward
+
+    def scaled(self, input_ids, labels=None, **options):
+        out = forward(self, input_ids, labels, **options)
+        out.loss = 2 * out.loss
+        return out
+
+    monkeypatch.setattr(Decoder, "forward", scaled)
+    with pytest.raises(ValueError, match="has another loss than the mean cross-entropy"):
+        lowbit.causal_loss(model, ids)

@@ -18,7 +18,6 @@ class Target:
     """What a rank sends with its plan: its items as it has them, and where it saves to."""
 
     items: list[WriteItem]
-    given: str
     path: str
     seen = False  # on the coordinator: a planner may keep a plan, and bring it in a later save
 
@@ -32,10 +31,8 @@ def check_targets(targets: Sequence[Any]) -> None:
         here.seen = True
         if first is None:
             first = rank, here
-        # Programs may run in different folders, or see a shared one under different names of it.
-        elif _plain(here.given) != _plain(first[1].given) and _plain(here.path) != _plain(
-            first[1].path
-        ):
+        # Programs may run in different folders, and hosts mount a shared one under different names.
+        elif _last(here.path) != _last(first[1].path):
             raise CheckpointError(
                 f"rank {first[0]} saves to {first[1].path} and rank {rank} to {here.path}: ranks "
                 "must save to one folder, such as one named by the step and not by the time. "
@@ -44,5 +41,6 @@ def check_targets(targets: Sequence[Any]) -> None:
             )
 
 
-def _plain(path: str) -> str:
-    return path.rstrip("/") if is_url(path) else os.path.normpath(path)
+def _last(path: str) -> str:
+    """The name by which a save is known wherever its folder lies."""
+    return path.rstrip("/") if is_url(path) else os.path.basename(os.path.normpath(path))

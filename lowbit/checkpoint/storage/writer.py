@@ -69,7 +69,6 @@ class Save(threading.local):
     asked = ""  # the path that this thread's next save was given
     path = ""  # of the save that runs; absolute: a program may change its folder meanwhile
     id = ""
-    given = ""  # as it was given, without the folder of the program
     # On the coordinator, from plan to write; after that what the write returns holds it.
     folder: PartialFolder | StoreFolder | None = None
     written: weakref.ref[PartialFolder | StoreFolder] | None = None
@@ -161,7 +160,6 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             # Python would have it wait for 5 ms.
             time.sleep(0)
         self._save.asked = ""
-        self._save.given = path
         self._save.path = path if is_url(path) else os.path.join(os.getcwd(), path)
         self._save.id = str(uuid.uuid4())
         return self._meta(path)
@@ -202,7 +200,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         items = sent(plan.items, -1, self._save.is_coordinator)
         # A planner makes other lists of items, and leaves this as it came.
-        target = Target(items, self._save.given, self._save.path)
+        target = Target(items, self._save.path)
         return dataclasses.replace(plan, items=items, storage_data=target)
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
@@ -288,8 +286,9 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             if os.path.isdir(folder):
                 raise
             raise CheckpointError(
-                f"{error.text}: the coordinator has made {folder}, and it is not there on "
-                f"{socket.gethostname()}. Ranks must save to one folder that all hosts share"
+                f"{error.text}: {folder} was made for this save, and it is not there on "
+                f"{socket.gethostname()}: it was removed, or ranks do not save to one folder that "
+                "all hosts share"
             ) from error
 
     def _batches(
