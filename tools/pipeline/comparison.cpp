@@ -82,8 +82,10 @@ Status Comparison::bytes(const std::string& name, const Leaf& a, const Leaf& b) 
     y.resize(count * width);
     RETURN_IF_ERROR(a.source->read(at, count, x.data()));
     RETURN_IF_ERROR(b.source->read(at, count, y.data()));
-    for (uint64_t i = 0; x != y && i < count; ++i) {
-      if (std::memcmp(&x[i * width], &y[i * width], width) != 0) tally.take(at + i, 0);
+    if (x != y) {
+      for (uint64_t i = 0; i < count; ++i) {
+        if (std::memcmp(&x[i * width], &y[i * width], width) != 0) tally.take(at + i, 0);
+      }
     }
     RETURN_IF_ERROR(advance(count * width));
   }

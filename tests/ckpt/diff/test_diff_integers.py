@@ -83,6 +83,17 @@ def test_every_dtype_by_its_bits(tmp_path, dtype):
     assert entry["name"] == "extra" and (entry["count"], entry["first"]) == (1, [7])
 
 
+def test_a_difference_in_the_last_element_of_every_piece(tmp_path):
+    """16 pieces of 2 MiB, which one comparison for each element would take many minutes for."""
+    piece = 1 << 18
+    values = torch.zeros(16 * piece, dtype=torch.int64)
+    first = save(tmp_path / "a", {"seen": values})
+    values[piece - 1 :: piece] = 1
+    second = save(tmp_path / "b", {"seen": values})
+    (entry,) = checkpoint.diff(first, second)["differences"]
+    assert (entry["count"], entry["first"]) == (16, [piece - 1])
+
+
 def test_large_integers_that_are_one_apart(tmp_path):
     paths = [save(tmp_path / str(i), {"seen": torch.tensor((1 << 60) + i)}) for i in range(2)]
     (entry,) = checkpoint.diff(*paths)["differences"]
