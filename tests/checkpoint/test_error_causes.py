@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import save_file
+from torch.distributed.checkpoint import filesystem
 
 from lowbit import checkpoint
 from lowbit.checkpoint import CheckpointError
@@ -110,6 +111,19 @@ def test_a_value_over_a_limit(tmp_path):
             {"order": list(range(4_300_000))}, storage_writer=checkpoint.Writer(tmp_path / "run")
         )
     assert caught.value.failures[0][0].cause == "too large"
+
+
+def test_items_in_safetensors(tmp_path):
+    kind = getattr(filesystem, "SerializationFormat", None)
+    if kind is None:
+        pytest.skip("this torch has no SerializationFormat")
+    writer = dcp.FileSystemWriter(tmp_path / "run", serialization_format=kind.SAFETENSORS)
+    dcp.save({"w": VALUES, "lr": 0.5}, storage_writer=writer, no_dist=True)
+    said = r"w at \[0\]: is an item in safetensors, .* SerializationFormat\.TORCH_SAVE"
+    for work in (checkpoint.Checkpoint, checkpoint.verify):
+        with pytest.raises(CheckpointError, match=said) as caught:
+            work(tmp_path / "run")
+        assert caught.value.cause == ""
 
 
 def test_other_causes_are_not_told_apart(tmp_path):

@@ -17,10 +17,28 @@ struct ItemArchive {
   std::string pickle;
 };
 
+/// Whether an item is a file of safetensors, as torch 2.13 writes items on demand: the length of
+/// its header, then JSON.
+Result<bool> is_safetensors(const File& file, const FileExtent& extent) {
+  char head[9] = {};
+  if (extent.length <= sizeof head) return false;
+  RETURN_IF_ERROR(file.read(extent.offset, head, sizeof head));
+  uint64_t header = 0;
+  for (int i = 0; i < 8; ++i)
+    header |= static_cast<uint64_t>(static_cast<uint8_t>(head[i])) << (8 * i);
+  return head[8] == '{' && header <= extent.length - 8;
+}
+
 Result<ItemArchive> open_item(const File& whole, const FileExtent& extent,
                               const std::string& what) {
   const BufferedFile file(whole, extent.offset, extent.offset + extent.length);
   ItemArchive out;
+  ASSIGN_OR_RETURN(other, is_safetensors(file, extent));
+  if (other)
+    return bad(
+        what +
+        ": is an item in safetensors, and items are read only as torch.save writes them. Load "
+        "the checkpoint with torch, and save it with SerializationFormat.TORCH_SAVE");
   ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
   const ZipRecord* data = index.find("data.pkl");
   if (data == nullptr || index.find("version") == nullptr)
