@@ -2,7 +2,10 @@
 such as by continuing from an older checkpoint.
 """
 
+import json
+import os
 import pickle
+import shutil
 
 import pytest
 import torch
@@ -39,9 +42,15 @@ def folder(tmp_path):
     return tmp_path / "run"
 
 
-def cause_of_load(folder, **given):
+def loaded(folder):
     state = {"w": torch.zeros(64)}
-    with pytest.raises(dcp.api.CheckpointException) as caught:
+    dcp.load(state, storage_reader=checkpoint.Reader(folder), no_dist=True)
+    return state["w"]
+
+
+def cause_of_load(folder, said="", **given):
+    state = {"w": torch.zeros(64)}
+    with pytest.raises(dcp.api.CheckpointException, match=said) as caught:
         dcp.load(state, storage_reader=checkpoint.Reader(folder, **given))
     (error, _trace) = caught.value.failures[0]
     assert isinstance(error, CheckpointError), error
@@ -87,6 +96,39 @@ def test_a_file_of_safetensors_that_is_cut_off(tmp_path):
     with pytest.raises(CheckpointError, match="cut off") as caught:
         checkpoint.inspect(tmp_path / "model.safetensors")
     assert caught.value.cause == "damaged"
+
+
+def test_digests_of_what_another_program_has_replaced(folder, tmp_path):
+    """torch leaves lowbit.json where it was, beside a sound checkpoint of the same names, shapes
+    and files.
+    """
+    shutil.copytree(folder, tmp_path / "copy")
+    dcp.save({"w": VALUES + 1}, checkpoint_id=folder, no_dist=True)
+    said = (
+        "lowbit.json: is of another .metadata than lies beside it: another program has written "
+        "this directory since, or .metadata is damaged; remove it"
+    )
+    assert cause_of_load(folder, said) == ""
+    with pytest.raises(CheckpointError, match=said) as caught:
+        checkpoint.verify(folder)
+    assert (caught.value.cause, caught.value.code) == ("", 3)
+    (folder / "lowbit.json").unlink()
+    assert torch.equal(loaded(folder), VALUES + 1)
+    assert torch.equal(loaded(tmp_path / "copy"), VALUES)
+
+
+def test_digests_that_name_no_metadata(folder):
+    """A file without that entry is held to nothing more."""
+    recorded = json.loads((folder / "lowbit.json").read_text())
+    assert len(recorded.pop("metadata")) == 32
+    (folder / "lowbit.json").write_text(json.dumps(recorded))
+    assert checkpoint.verify(folder)["ok"] and torch.equal(loaded(folder), VALUES)
+
+
+def test_digests_of_more_bytes_than_the_checkpoint_can_have(folder):
+    os.truncate(folder / "lowbit.json", 1 << 30)
+    said = "more than the limit of .* for this checkpoint; remove it to go by the checksums"
+    assert cause_of_load(folder, said) == "too large"
 
 
 def test_metadata_that_is_cut_off(folder):

@@ -89,7 +89,10 @@ def test_threads_and_memory_change_no_byte(tmp_path):
     names = sorted(os.listdir(tmp_path / "b"))
     assert "lowbit.json" in names and names == sorted(os.listdir(tmp_path / "c"))
     different = filecmp.cmpfiles(tmp_path / "b", tmp_path / "c", names, shallow=False)[1:]
-    assert different == ([".metadata"], [])  # which names its own folder
+    # The metadata names its own folder, and the digests have one of it.
+    assert different == ([".metadata", "lowbit.json"], [])
+    digests = [json.loads((tmp_path / name / "lowbit.json").read_text()) for name in ("b", "c")]
+    assert digests[0].pop("metadata") != digests[1].pop("metadata") and digests[0] == digests[1]
     assert_torch_reads(tmp_path / "c", state)
 
 
@@ -146,6 +149,7 @@ def test_what_was_written_can_be_held_against_its_digests(tmp_path):
     run("reshard", tmp_path / "a", tmp_path / "d", "--world-size", 1)
     run("reshard", tmp_path / "d", tmp_path / "e", "--world-size", 3)  # everything rewritten
     digests = [json.loads((tmp_path / n / "lowbit.json").read_text()) for n in "bce"]
+    assert len({said.pop("metadata") for said in digests}) == 3  # which names its own folder
     assert digests[0] == digests[1] == digests[2]
     tensors = digests[0]["tensors"]
     m = metadata(tmp_path / "b")

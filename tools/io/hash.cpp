@@ -39,4 +39,10 @@ std::string Hash::hex() const {
   return out;
 }
 
+std::string digest_of(std::string_view bytes) {
+  Hash hash;
+  hash.add(bytes.data(), bytes.size());
+  return hash.hex();
+}
+
 }  // namespace lowbit::ckpt

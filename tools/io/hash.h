@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 namespace lowbit::ckpt {
 
@@ -26,5 +27,8 @@ class Hash {
   const HashKernels* kernels_;
   std::unique_ptr<State> state_;
 };
+
+/// The digest of `bytes`.
+std::string digest_of(std::string_view bytes);
 
 }  // namespace lowbit::ckpt

@@ -1,6 +1,7 @@
 // lowbit._checkpoint: what lowbit-ckpt does, for Python. lowbit/checkpoint/commands.py and
 // lowbit/checkpoint/checkpoint.py document it and have the defaults.
 #include "container/dcp/value_archive.h"
+#include "io/hash.h"
 #include "io/stream_copy.h"
 #include "io/text.h"
 #include "io/write/checkpoint_folder.h"
@@ -204,6 +205,16 @@ PyObject* call_check_value(PyObject*, PyObject* given) {
   });
 }
 
+/// (bytes): their XXH3-128 digest.
+PyObject* call_digest(PyObject*, PyObject* given) {
+  return guarded([&] {
+    char* begin = nullptr;
+    Py_ssize_t size = 0;
+    if (PyBytes_AsStringAndSize(given, &begin, &size) < 0) throw Raised();
+    return text(digest_of({begin, static_cast<size_t>(size)}));
+  });
+}
+
 /// (copies, threads): copies memory; each of `copies` is (address to, address from, bytes).
 PyObject* call_copy_memory(PyObject*, PyObject* given) {
   return guarded([&] {
@@ -234,6 +245,7 @@ PyMethodDef kFunctions[] = {
     {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync, number)"},
     {"publication", call_publication, METH_VARARGS, "publication(there, data, digests)"},
     {"check_value", call_check_value, METH_VARARGS, "check_value(name, archive)"},
+    {"digest", call_digest, METH_O, "digest(bytes)"},
     {"copy_memory", call_copy_memory, METH_VARARGS, "copy_memory(copies, threads)"},
     {"saving_name", call_saving_name, METH_VARARGS, "saving_name(name)"},
     {nullptr, nullptr, 0, nullptr},

@@ -381,7 +381,7 @@ class Writer(Storage, BlockingAsyncStager, StorageWriter):
             end = place.offset + place.length
             data[place.relative_path] = max(end, data.get(place.relative_path, 0))
         content = pickle.dumps(metadata)
-        made.publish(data, content, digests(metadata, written))
+        made.publish(data, content, digests(metadata, content, written))
         if self._save.ranks > 1:
             announce(metadata, content)
 

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint.filesystem import _StorageInfo
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 
+from lowbit.checkpoint.native import native
+
 
 class Written(NamedTuple):
     """Where an item lies, and its digests: what a rank tells the coordinator."""
@@ -17,8 +19,12 @@ class Written(NamedTuple):
     tiles: tuple[int, int, str]  # cells down and across, and their digests; "" for a single cell
 
 
-def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
-    """lowbit.json: see docs/reference/ckpt-commands.md."""
+def digests(metadata: Metadata, content: bytes, written: dict[MetadataIndex, Written]) -> bytes:
+    """lowbit.json: see docs/reference/ckpt-commands.md.
+
+    Args:
+        content: `.metadata`, the metadata's own pickle.
+    """
     tensors: dict[str, Any] = {}
     values: dict[str, str] = {}
     for index, item in written.items():
@@ -44,6 +50,7 @@ def digests(metadata: Metadata, written: dict[MetadataIndex, Written]) -> bytes:
         "version": 1,
         "tool": "lowbit.checkpoint.Writer",
         "digest": "xxh3-128",
+        "metadata": native().digest(content),
         "tensors": tensors,
         "values": values,
     }

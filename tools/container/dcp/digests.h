@@ -14,10 +14,13 @@ namespace lowbit::ckpt {
 inline constexpr const char* kDigestKind = "xxh3-128";
 /// The name of a chunk in lowbit.json: its offset, joined by commas.
 std::string chunk_key(const Shape& offset);
-/// Writes the file: for each tensor of the manifest the digests of its chunks, for each blob its
-/// own.
-Status write_digests(Output& out, const Manifest& manifest,
+/// Writes the file: the digest of `.metadata`, for each tensor of the manifest the digests of its
+/// chunks, for each blob its own.
+Status write_digests(Output& out, const Manifest& manifest, const std::string& metadata,
                      const std::vector<std::vector<ChunkDigest>>& chunks_of_tensors,
                      const std::vector<std::string>& values);
+
+/// The most bytes that the file of a directory has, whoever of lowbit wrote it.
+uint64_t max_digests(const Manifest& manifest);
 
 }  // namespace lowbit::ckpt

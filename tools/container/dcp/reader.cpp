@@ -8,6 +8,7 @@
 #include "container/common/open.h"
 #include "container/manifest/tiling.h"
 #include "container/pickled/item.h"
+#include "io/hash.h"
 #include "io/read/open.h"
 #include "io/read/zstd.h"
 #include "io/text.h"
@@ -230,8 +231,10 @@ Result<Manifest> read_dcp(const std::string& given) {
   Manifest m;
   if (folder->has(".metadata")) {
     ASSIGN_OR_RETURN(bytes, folder->content(".metadata", kMaxMetadata));
+    std::string digest = digest_of(bytes);
     ASSIGN_OR_RETURN(whole, parse_metadata(std::move(bytes), path + "/.metadata"));
     m = std::move(whole);
+    m.metadata_digest = std::move(digest);
   } else {
     ASSIGN_OR_RETURN(joined, read_ranks(*folder, path));
     m = std::move(joined);

@@ -14,7 +14,7 @@
 namespace lowbit::ckpt {
 namespace {
 
-constexpr uint64_t kMax = 256u << 20;  // some 500,000 chunks with tiles
+constexpr uint64_t kFiner = 16u << 20;  // bytes of grids with more cells than those of lowbit
 constexpr const char* kName = "lowbit.json";
 
 /// {"name": "digest", ...}
@@ -93,8 +93,12 @@ Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   ASSIGN_OR_RETURN(folder, open_folder(manifest.path));
   if (!folder->has(kName)) return out;
   const std::string what = printable(manifest.path + "/" + kName);
-  ASSIGN_OR_RETURN(text, folder->content(kName, kMax));
-  const nlohmann::json j = nlohmann::json::parse(text, nullptr, false);
+  const char* remedy = "remove it to go by the checksums of the items";
+  auto text = folder->content(kName, max_digests(manifest) + kFiner);
+  if (!text.ok() && text.error().cause == Cause::kTooLarge)
+    return too_large(text.error().text + " for this checkpoint; " + remedy);
+  if (!text.ok()) return text.error();
+  const nlohmann::json j = nlohmann::json::parse(text.value(), nullptr, false);
   const auto unknown = [&] {
     return bad(what + ": is not laid out as lowbit-ckpt does; remove it to verify without digests");
   };
@@ -104,6 +108,12 @@ Result<std::optional<Recorded>> read_recorded(const Manifest& manifest) {
   if (!j.is_object() || j.value("version", nlohmann::json()) != 1 || !j.contains("tensors") ||
       !j["tensors"].is_object())
     return unknown();
+  if (j.contains("metadata") && j["metadata"] != manifest.metadata_digest)
+    return bad(what +
+               ": is of another .metadata than lies beside it: another program has written "
+               "this directory since, or .metadata is damaged; " +
+               remedy)
+        .at("", kName);
   out.emplace();
   for (const auto& [name, value] : j["tensors"].items()) {
     auto entry = entry_of(value);

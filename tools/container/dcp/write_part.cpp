@@ -11,12 +11,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-std::string hex_of(const std::string& bytes) {
-  Hash hash;
-  hash.add(bytes.data(), bytes.size());
-  return hash.hex();
-}
-
 /// [tensor, chunk, digest], or with [..., cells down, across, their digits].
 Json said_of(size_t tensor, size_t chunk, const ChunkDigest& digest) {
   Json out = {tensor, chunk, digest.whole};
@@ -63,8 +57,8 @@ Result<std::string> DcpWriter::plan_text() const {
   for (const auto& other : from_.others) add(*other);
   return std::string("lowbit-ckpt " LOWBIT_VERSION "\nparts ") +
          std::to_string(options_.part->count) + "\ndigests " + (options_.manifest ? "yes" : "no") +
-         "\nlayout " + hex_of(metadata_bytes(to_, "")) + "\nsource " + hex_of(files) + "\n" +
-         (options_.part_plan.empty() ? "" : "options " + hex_of(options_.part_plan) + "\n");
+         "\nlayout " + digest_of(metadata_bytes(to_, "")) + "\nsource " + digest_of(files) + "\n" +
+         (options_.part_plan.empty() ? "" : "options " + digest_of(options_.part_plan) + "\n");
 }
 
 std::string DcpWriter::said() const {
@@ -162,12 +156,12 @@ Result<WriteReport> DcpWriter::write_part(const std::string& path) {
   }
   report_.missing.clear();
   if (!folder->published()) RETURN_IF_ERROR(check_parts(*folder));
+  const std::string metadata = metadata_bytes(to_, folder->name());
   if (options_.manifest)
     RETURN_IF_ERROR(folder->add("lowbit.json", [&](Output& out) {
-      return write_digests(out, to_, digests_, value_digests_);
+      return write_digests(out, to_, digest_of(metadata), digests_, value_digests_);
     }));
-  RETURN_IF_ERROR(
-      folder->add(".metadata", [&](Output& out) { return out.write(metadata_bytes(to_, path)); }));
+  RETURN_IF_ERROR(folder->add(".metadata", [&](Output& out) { return out.write(metadata); }));
   RETURN_IF_ERROR(folder->publish());
   return report_;
 }

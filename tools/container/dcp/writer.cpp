@@ -144,13 +144,14 @@ Result<WriteReport> DcpWriter::write(NewDirectory& folder, const std::string& pa
     RETURN_IF_ERROR(files_[i]->sync());
     return count(0);  // one thread at a time
   }));
+  const std::string content =
+      metadata_bytes(to_, options_.published_as.empty() ? path : options_.published_as);
   if (options_.manifest) {
     ASSIGN_OR_RETURN(digests, folder.file("lowbit.json"));
-    RETURN_IF_ERROR(write_digests(*digests, to_, digests_, value_digests_));
+    RETURN_IF_ERROR(write_digests(*digests, to_, digest_of(content), digests_, value_digests_));
   }
   ASSIGN_OR_RETURN(metadata, folder.file(".metadata"));
-  RETURN_IF_ERROR(metadata->write(
-      metadata_bytes(to_, options_.published_as.empty() ? path : options_.published_as)));
+  RETURN_IF_ERROR(metadata->write(content));
   RETURN_IF_ERROR(metadata->close());
   report_.unchecked = from_.unchecked();
   return report_;

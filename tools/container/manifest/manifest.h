@@ -141,6 +141,7 @@ struct Manifest {
   ContainerKind kind = ContainerKind::kDcp;
   std::string path;  // as it was given
   std::shared_ptr<Container> container;
+  std::string metadata_digest;  // of a directory's .metadata; empty where ranks wrote their own
   std::vector<std::string> file_names;
   std::vector<std::string> transforms;  // such as "stream.zstd/1"
   std::vector<Tensor> tensors;          // by name

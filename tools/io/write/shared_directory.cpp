@@ -262,6 +262,8 @@ Status SharedDirectory::publish() {
   return fine();
 }
 
+std::string SharedDirectory::name() const { return path_.substr(parent_of(path_).size()); }
+
 std::string SharedDirectory::removed() const {
   return folder_.substr(0, folder_.size() - kPieces.size()) + std::string(kRemoved);
 }

@@ -36,6 +36,9 @@ class SharedDirectory {
   SharedDirectory& operator=(const SharedDirectory&) = delete;
   /// The folder that parts share.
   const std::string& path() const { return folder_; }
+  /// The last name of the target's path: the same in every part, whose machines may have the
+  /// folders above it under other names.
+  std::string name() const;
   /// Whether the target has its name already.
   bool published() const { return published_; }
   /// What a part said; nothing where it is not complete, or where all are and another part has
