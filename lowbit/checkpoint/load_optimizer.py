@@ -95,6 +95,7 @@ def load_optimizer(
             "optimizer= takes a name of an optimizer in the checkpoint, such as 'optimizers.0', "
             f"not {_kind(optimizer)}"
         )
+    is_url(path)  # refuses a URL that went through pathlib
     name = os.fspath(path)
     with opt.whole_groups():  # DeepSpeed's stage 3 empties them between steps
         params = [member.p for member in opt.members()]

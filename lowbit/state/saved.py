@@ -385,11 +385,6 @@ def _advice_on_own(saved: Mapping[str, Any]) -> str:
         f"It has the moments of lowbit's {some(rules)}: build the optimizer that it was saved "
         "with. If that is this one, the checkpoint is incomplete: load another one, or start with "
         "fresh state"
-        + (
-            ". Where MuonWithAdamW saved it, put the parameter into a group with use_muon=True"
-            if moments == {"momentum_buffer"}
-            else ""
-        )
     )
 
 
@@ -407,6 +402,10 @@ def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = 
         advice = (
             "Load it with the program that wrote it and save its moments "
             "in float32, or start with fresh state"
+        )
+    if "stream" in saved and {_moment_of(name) for name in saved} - {None} == {"momentum_buffer"}:
+        advice += (
+            ". Where MuonWithAdamW saved it, put the parameter into a group with use_muon=True"
         )
     return ValueError(
         f"state[{key!r}] is not a layout that can be loaded: {reason}{origin}. It holds "

@@ -7,6 +7,8 @@ import torch.distributed.checkpoint as dcp
 from tests.ckpt.archives import same
 from tests.support.peers.files import need_tool, run
 
+pytestmark = pytest.mark.slow
+
 need_tool()
 
 
@@ -46,7 +48,6 @@ def test_a_path_and_a_value_that_are_too_deep_together(tmp_path):
     run("verify", tmp_path / "a.pt")
 
 
-@pytest.mark.slow
 def test_a_value_that_is_too_large_is_called_so(tmp_path):
     """In a file that torch wrote a list may be there once and unfold to many."""
     shared = list(range(1000))
@@ -65,7 +66,6 @@ def test_a_value_that_is_too_large_is_called_so(tmp_path):
     same(torch.load(tmp_path / "d.pt"), {"w": torch.ones(2)})
 
 
-@pytest.mark.slow
 def test_a_long_list_of_numbers(tmp_path):
     content = {"w": torch.ones(2), "loss": [i / 7 for i in range(750_000)]}
     torch.save(content, tmp_path / "a.pt")
@@ -81,7 +81,6 @@ def test_a_long_list_of_numbers(tmp_path):
     run("verify", tmp_path / "c.pt")
 
 
-@pytest.mark.slow
 def test_short_values_count_no_less(tmp_path):
     """A byte each in the pickle."""
     content = {"w": torch.ones(2), "seen": [True] * 1_500_000}
@@ -91,7 +90,6 @@ def test_short_values_count_no_less(tmp_path):
     same(torch.load(tmp_path / "c.pt"), content)
 
 
-@pytest.mark.slow
 def test_values_that_are_too_many_together(tmp_path):
     shared = list(range(1000))
     content = {"w": torch.ones(2), **{f"x{i}": [shared] * 500 for i in range(9)}}

@@ -60,7 +60,9 @@ def test_an_item_of_that_name_may_be_another_s(tmp_path):
         run("inspect", folder)
         run("verify", folder)
     alone = write(tmp_path / "m", tensors(), None, common=None)
-    assert f"in the item {ITEM}, and neither is there" in converted(alone, tmp_path / "o", code=3)
+    assert f"in the item {ITEM}, and neither can be read" in converted(
+        alone, tmp_path / "o", code=3
+    )
 
 
 def chain(*inner):

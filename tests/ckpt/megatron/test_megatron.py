@@ -190,7 +190,7 @@ def test_what_cannot_be_known_is_refused(tmp_path):
     stepless = {0: {k: v for k, v in groups()[0].items() if k != "step"}}
     assert "how many steps" in refused("stepless", tensors(), {"param_groups": stepless})
     alone = refused("alone", tensors(), None, common=None)
-    assert "in common.pt or in the item" in alone and "neither is there" in alone
+    assert "in common.pt or in the item" in alone and "neither can be read" in alone
     content = tensors()
     del content["fc1.bias"]
     assert "no weight of that name" in refused("weight", content, {"param_groups": groups()})
