@@ -181,7 +181,6 @@ def test_a_look_at_the_forward_pass_calls_no_module_and_draws_no_number():
     assert type(model.base_model) is Base and type(model.head) is nn.Linear
 
 
-@pytest.mark.slow
 def test_gradients_under_autocast_and_of_a_compiled_model():
     ids = tokens()
     with torch.autocast("cpu", torch.bfloat16):
