@@ -276,8 +276,8 @@ class Optimizer : public torch::optim::Optimizer {
       TORCH_CHECK(p.grad().layout() == at::kStrided, "lowbit: gradients must be dense");
       detail::State& s = state_of(p);
       TORCH_CHECK(p.scalar_type() == s.dtype && p.sizes() == s.shape, "lowbit: a parameter was ",
-                  s.dtype, " ", s.shape, " and is now ", p.scalar_type(), " ", p.sizes(),
-                  "; make a new optimizer");
+                  s.dtype, " ", at::IntArrayRef(s.shape), " and is now ", p.scalar_type(), " ",
+                  p.sizes(), "; make a new optimizer");
       TORCH_CHECK(p.grad().sizes() == p.sizes() && p.grad().device().is_cpu(),
                   "lowbit: a gradient is ", p.grad().sizes(), " on ", p.grad().device(),
                   ", its parameter ", p.sizes(), " on the CPU");
