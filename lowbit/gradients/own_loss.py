@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
 
 _LENGTH = 4  # tokens of the comparison
@@ -15,7 +16,11 @@ _LENGTH = 4  # tokens of the comparison
 _found: weakref.WeakKeyDictionary[nn.Module, tuple[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
-@torch.compiler.assume_constant_result  # torch.compile calls it, and does not look inside
+# torch.compile calls it, and does not look inside; an older torch ends its graph there.
+IN_GRAPH = TorchVersion(torch.__version__) >= "2.13"
+
+
+@(torch.compiler.assume_constant_result if IN_GRAPH else torch.compiler.disable)
 def difference(model: Any, head: Any) -> str | None:
     """What the forward pass of a model of transformers does besides calling its base model and its
     head and taking the mean cross-entropy of the next token; None if nothing.
