@@ -81,15 +81,6 @@ def test_a_long_list_of_numbers(tmp_path):
     run("verify", tmp_path / "c.pt")
 
 
-def test_short_values_count_no_less(tmp_path):
-    """A byte each in the pickle."""
-    content = {"w": torch.ones(2), "seen": [True] * 1_500_000}
-    torch.save(content, tmp_path / "a.pt")
-    run("convert", tmp_path / "a.pt", tmp_path / "b", "--container", "dcp")
-    run("convert", tmp_path / "b", tmp_path / "c.pt")
-    same(torch.load(tmp_path / "c.pt"), content)
-
-
 def test_values_that_are_too_many_together(tmp_path):
     shared = list(range(1000))
     content = {"w": torch.ones(2), **{f"x{i}": [shared] * 500 for i in range(9)}}

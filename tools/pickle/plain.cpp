@@ -417,7 +417,7 @@ uint64_t value_limit(const Pickle& pickle, uint64_t bytes) {
   uint64_t references = pickle.nodes.size() + pickle.pool.size();
   for (const auto& list : pickle.lists) references += list.size();
   return std::min<uint64_t>(4 * references + 65536,
-                            std::min<uint64_t>(262144 + 2 * bytes, kMaxPlainValues));
+                            std::min<uint64_t>(262144 + bytes / 4, kMaxPlainValues));
 }
 
 Result<Value> plain_value(const Pickle& pickle, NodeId node, const std::string& what,
