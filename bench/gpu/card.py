@@ -24,7 +24,7 @@ from bench.contestants import ours
 from bench.measuring import clock
 from bench.measuring.workload import LLAMA_1B, MANY, QUARTER
 from bench.pages.page import table
-from bench.speed.step import Params
+from bench.speed.step import Params, short
 
 Table = dict[str, Any]  # title, head, rows
 # What `train` compares, of bench/speed/training.py.
@@ -161,7 +161,7 @@ def offloaded(card: Card) -> Table:
             seconds, peak = offloaded_step(card, net, x, make)
             rows.append([name, f"{seconds * 1e3:.2f}", f"{(peak - before) / 2**30:.2f}"])
         except Exception as error:  # a line of the table, since the others are worth knowing
-            rows.append([name, f"{type(error).__name__}: {str(error)[:100]}", ""])
+            rows.append([name, short(error), ""])
         del made, net, x
     head = ["", "ms", "peak GiB of the GPU"]
     title = f"State in the host's memory: a backward pass and a step, {layers * width**2:,} values"
@@ -214,7 +214,7 @@ def muon(card: Card) -> Iterator[Table]:
         try:
             rows.append([name, f"{card.seconds(make()) * 1e3:.2f}"])
         except Exception as error:  # a line of the table, since the others are worth knowing
-            rows.append([name, f"{type(error).__name__}: {str(error)[:100]}"])
+            rows.append([name, short(error)])
         yield {"title": f"Muon, {len(shapes)} matrices", "head": ["", "ms"], "rows": rows}
 
 

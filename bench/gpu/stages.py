@@ -117,7 +117,7 @@ class Stages:
             self.cwd = self.tree()
         if choice.wheel:
             site = str(folder / "site")
-            path = os.pathsep.join([f"{site}/bin", os.environ.get("PATH", "")])
+            path = joined(f"{site}/bin", os.environ.get("PATH"))
             self.env = {"PYTHONPATH": joined(site, os.environ.get("PYTHONPATH")), "PATH": path}
         self.installs, self.with_baselines = baselines(folder, choice.wheels)
         if self.with_baselines and choice.wheel:

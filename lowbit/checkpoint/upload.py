@@ -102,7 +102,9 @@ class Upload:
         uploaded: a store does not list those of a save that was stopped, and may finish them late.
         """
         taken = {int(m[1]) for m in map(DATA.fullmatch, self._entries()) if m}
-        return next(n for n in iter(lambda: secrets.randbelow(NUMBERS), None) if n not in taken)
+        while (number := secrets.randbelow(NUMBERS)) in taken:
+            pass
+        return number
 
     def put(self, name: str, local: str) -> None:
         """A file of the local disk; "" is the URL itself."""

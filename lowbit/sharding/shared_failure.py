@@ -34,7 +34,8 @@ class SharedFailure:
         found = dict.fromkeys(group for p in params for group in _groups_of(p))
         # In one order on all ranks, and there and back, so that all hear of it where a rank is in
         # some of the groups only: each is entered twice on each of its ranks.
-        groups = sorted(found, key=dist.get_process_group_ranks)
+        # torch without torch.distributed has no such function, and here no groups.
+        groups = sorted(found, key=lambda group: dist.get_process_group_ranks(group))
         self._groups = [*groups, *reversed(groups)]
 
     @contextlib.contextmanager

@@ -128,12 +128,12 @@ def convert_state(
             state.update(lay.identity(int(stream)))
 
         def prepare(job: _Job) -> list[Any]:
-            given = [] if job.read is None else [job.read().to(device)]
             tensors = []
             for entry in job.entries:
                 known = live.get(entry.key) if in_place else None
                 state[entry.key], here = tensor_for(entry, known)
                 tensors.append(here)
+            given = [] if job.read is None else [job.read().to(tensors[0].device)]
             return [*given, tensors]
 
         def end() -> None:
@@ -315,7 +315,7 @@ def _quantize_all(
     to: Sequence[Tensor],
 ) -> None:
     """Fills tensors of `slot` from all local values; a collective where ranks share a scale."""
-    coded = quantize_slot(values.to(to[0].device), lay, slot)
+    coded = quantize_slot(values, lay, slot)
     for entry, tensor, made in zip(entries, to, coded, strict=True):
         tensor.copy_(_of(entry, made).reshape(tensor.shape))
 

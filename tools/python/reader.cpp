@@ -207,6 +207,7 @@ Object Reader::layout() const {
   out.set("tensors", std::move(tensors).done());
   out.set("values", std::move(values).done());
   out.set("has_paths", boolean(manifest.has_paths));
+  out.set("digest", text(manifest.metadata_digest));
   return std::move(out).done();
 }
 

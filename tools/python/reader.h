@@ -37,8 +37,8 @@ class Reader {
   Object read(size_t tensor, int part, const Shape& offset, const Shape& shape);
 
   /// {"tensors": [(name, path, dtype, shape, [(offset, shape), ...], place), ...], "values":
-  /// [(name, path, place), ...], "has_paths"}, of a directory. A place is one in the metadata's
-  /// order.
+  /// [(name, path, place), ...], "has_paths", "digest"}, of a directory. A place is one in the
+  /// metadata's order; the digest is that of `.metadata`, "" where ranks wrote their own.
   Object layout() const;
   /// A value as torch.save writes it: serialized again from what was understood
   /// (dcp/value_archive.h). `verify`: an error where its digest is not the one in lowbit.json.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import io
 import os
 from collections.abc import Callable, Sequence
@@ -132,8 +131,8 @@ class Reader(Storage, StorageReader):
             raise ValueError("Reader has no path: give it one, or checkpoint_id= to dcp.load")
         self._opened = Opened(self.checkpoint_id, self.storage_options)
         self._reader = native().Reader(self._opened.name)
-        self._digest = _digest_of(self._opened)
         layout = self._reader.layout()
+        self._digest = layout["digest"]
         found: list[tuple[int, str, TensorStorageMetadata | BytesStorageMetadata]] = []
         paths: dict[str, tuple[str | int, ...]] = {}
         for name, path, dtype, shape, chunks, place in layout["tensors"]:
@@ -169,14 +168,8 @@ class Reader(Storage, StorageReader):
         return dataclasses.replace(plan, items=self._sent, storage_data=told)
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        told = [plan.storage_data for plan in plans]
-        check_same(told)
-        places = [each.place if isinstance(each, Told) else None for each in told]
-        placed = [
-            dataclasses.replace(plan, storage_data=place)
-            for plan, place in zip(plans, places, strict=True)
-        ]
-        shares = share(placed, self._nbytes)
+        check_same([plan.storage_data for plan in plans])
+        shares = share(plans, self._nbytes)
         return [
             dataclasses.replace(
                 plan, items=returned(plan.items, i), storage_data=shares[i] if shares else None
@@ -366,25 +359,3 @@ class SharedReads:
 
 def _bytes(t: torch.Tensor) -> torch.Tensor:
     return t.reshape(-1).view(torch.uint8)
-
-
-def _digest_of(opened: Opened) -> str:
-    """A digest of `.metadata`; "" where only one rank loads, or there is none, as where each rank
-    has its own.
-    """
-    if not (dist.is_available() and dist.is_initialized()):
-        return ""
-    found = hashlib.blake2b(digest_size=16)
-    if opened.location is not None:
-        size = opened.location.info(".metadata").size
-        if not size:
-            return ""
-        found.update(opened.location.read(".metadata", 0, size))
-        return found.hexdigest()
-    try:
-        with open(os.path.join(opened.name, b".metadata"), "rb") as file:
-            while part := file.read(1 << 20):
-                found.update(part)
-    except OSError:
-        return ""
-    return found.hexdigest()

@@ -111,7 +111,7 @@ def place_in(group: dist.ProcessGroup | None) -> Place | None:
 
 
 def share(plans: Sequence[LoadPlan], nbytes: Callable[[Box], int]) -> list[Share] | None:
-    """Who reads what, for the plans of all ranks of a group, each with its Place in `storage_data`.
+    """Who reads what, for the plans of all ranks of a group, each with its Told in `storage_data`.
 
     Args:
         nbytes: of a box.
@@ -120,7 +120,7 @@ def share(plans: Sequence[LoadPlan], nbytes: Callable[[Box], int]) -> list[Share
         The share of each plan; None where nothing is needed twice,
         or the plans are not those of the whole group.
     """
-    places = [plan.storage_data for plan in plans]
+    places: list[Any] = [getattr(plan.storage_data, "place", None) for plan in plans]
     if not all(isinstance(p, Place) for p in places):
         return None
     ranks = [p.rank for p in places]

@@ -112,7 +112,8 @@ def largest_buffers(plan_ranks, sizes, buffer):
 
     items = [item(i, n) for i, n in enumerate(sizes)]
     plans = [
-        LoadPlan(items, storage_data=shared_reads.Place(r, plan_ranks)) for r in range(plan_ranks)
+        LoadPlan(items, storage_data=shared_reads.Told(shared_reads.Place(r, plan_ranks), "", ""))
+        for r in range(plan_ranks)
     ]
     kept, shared_reads.BUFFER = shared_reads.BUFFER, buffer
     shares = shared_reads.share(plans, lambda box: math.prod(box.shape))

@@ -33,13 +33,16 @@ Result<ItemArchive> open_item(const File& whole, const FileExtent& extent,
                               const std::string& what) {
   const BufferedFile file(whole, extent.offset, extent.offset + extent.length);
   ItemArchive out;
-  ASSIGN_OR_RETURN(other, is_safetensors(file, extent));
-  if (other)
+  Result<ZipIndex> found = read_zip(file, extent.offset, extent.length, what);
+  if (!found.ok()) {
+    ASSIGN_OR_RETURN(other, is_safetensors(file, extent));
+    if (!other) return found.error();
     return bad(
         what +
         ": is an item in safetensors, and items are read only as torch.save writes them. Load "
         "the checkpoint with torch, and save it with SerializationFormat.TORCH_SAVE");
-  ASSIGN_OR_RETURN(index, read_zip(file, extent.offset, extent.length, what));
+  }
+  ZipIndex& index = found.value();
   const ZipRecord* data = index.find("data.pkl");
   if (data == nullptr || index.find("version") == nullptr)
     return bad(what + ": is not an archive of torch.save");

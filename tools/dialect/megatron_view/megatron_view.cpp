@@ -17,6 +17,8 @@ namespace {
 constexpr std::string_view kState = "optimizer.state.", kBuckets = "optimizer.distributed.",
                            kChained = "chained_";
 
+bool is_common_item(const Leaf& leaf) { return leaf.name() == Document::kCommonItem; }
+
 /// The name of a state's tensor, taken apart.
 struct StateName {
   std::string chain, state, param;
@@ -147,8 +149,7 @@ Status check_common_kept(const Document& document, const std::string& source, Co
   const bool inside =
       document.common != nullptr && !document.common->manifest->path.ends_with("/common.pt");
   const bool kept = inside && target == ContainerKind::kDcp &&
-                    std::any_of(document.leaves.begin(), document.leaves.end(),
-                                [](const Leaf& l) { return l.name() == Document::kCommonItem; });
+                    std::any_of(document.leaves.begin(), document.leaves.end(), is_common_item);
   if (kept)
     warnings.emplace_back("metadata.json is left out; Megatron-Core loads no folder without it");
   if (is_megatron(document) && !kept)
@@ -163,8 +164,7 @@ Status check_common_kept(const Document& document, const std::string& source, Co
 
 void leave_common_behind(Document& document) {
   if (!is_megatron(document)) return;
-  std::erase_if(document.leaves,
-                [](const Leaf& leaf) { return leaf.name() == Document::kCommonItem; });
+  std::erase_if(document.leaves, is_common_item);
 }
 
 Result<MegatronView> megatron_view(const Document& document) {
