@@ -4,23 +4,36 @@ from __future__ import annotations
 
 import copy
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
 from torch.torch_version import TorchVersion
 from torch.utils._python_dispatch import _disable_current_modes
 
+_F = TypeVar("_F", bound=Callable[..., Any])
 _LENGTH = 4  # tokens of the comparison
 # what was found, and of what: a model's parts and configuration may change
 _found: weakref.WeakKeyDictionary[nn.Module, tuple[Any, str | None]] = weakref.WeakKeyDictionary()
 
 
-# torch.compile calls it, and does not look inside; an older torch ends its graph there.
+# An older torch ends its graph at `difference`.
 IN_GRAPH = TorchVersion(torch.__version__) >= "2.13"
 
 
-@(torch.compiler.assume_constant_result if IN_GRAPH else torch.compiler.disable)
+def _constant(function: _F) -> _F:
+    """Has torch.compile call a function while it traces, and take the result as it is.
+
+    torch.compiler's decorators would import the compiler with this module, which takes seconds.
+    """
+    if not IN_GRAPH:
+        return cast(_F, torch._disable_dynamo(function))
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
+@_constant
 def difference(model: Any, head: Any) -> str | None:
     """What the forward pass of a model of transformers does besides calling its base model and its
     head and taking the mean cross-entropy of the next token; None if nothing.

@@ -107,6 +107,14 @@ def test_a_misspelt_instruction_set_is_refused():
     assert done.returncode != 0 and "LOWBIT_ISA=avx51: this processor runs baseline" in done.stderr
 
 
+def test_an_import_does_not_import_the_compiler():
+    """Which takes longer than all the rest."""
+    code = "import sys, torch; had = set(sys.modules); import lowbit, lowbit.checkpoint; "
+    code += "print([m for m in set(sys.modules) - had if m.startswith(('torch._dynamo', 'sympy'))])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
 def test_one_nan_for_every_scale_of_rank_1():
     p = nn.Parameter(torch.zeros(8, 16, 64))
     rank1 = {"exp_avg": lowbit.scaled("dynamic8", scale="rank1")}
