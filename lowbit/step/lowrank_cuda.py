@@ -144,8 +144,8 @@ class CudaWork(Matrix):
         lr = self.group["lr"]
         if not isinstance(lr, Tensor):
             return float(lr)
-        lr = sharding.local(lr)
-        return float(lr) if lr.device.type == "cpu" else lr_beside(lr, self.value.device)
+        lr = lr_beside(sharding.local(lr), self.value.device)
+        return float(lr) if lr.device.type == "cpu" else lr
 
     # What ranks reduce after a pass.
 

@@ -17,7 +17,18 @@ def capturing(device: torch.device | None = None) -> bool:
 def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
     """The learning rate in the operator's form: float32 or float64 on the CPU, float32 on a GPU,
     to which it is moved from another one.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured; its replays would not see what is written to
+            a tensor on the CPU.
     """
+    on_host = lr.device.type == "cpu" != device.type and not torch.compiler.is_compiling()
+    if on_host and capturing(device):
+        raise RuntimeError(
+            "a step that a CUDA graph captures got its learning rate in a tensor on the CPU "
+            f"({float(lr)}), which every replay would use again, whatever is written to it; "
+            f"make it a tensor on {device}, or a float if it stays as it is"
+        )
     if lr.dtype != torch.float32 and (lr.is_cuda or lr.dtype != torch.float64):
         lr = lr.to(torch.float32)
     return lr.to(device) if lr.device.type == device.type else lr

@@ -26,6 +26,7 @@ def no_cuda(monkeypatch):
     """torch starts CUDA for a tensor that says it is there, which a build without CUDA refuses."""
     if torch.version.cuda is None:
         monkeypatch.setattr(torch.cuda, "_lazy_init", lambda: None)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
 
 
 class Call:

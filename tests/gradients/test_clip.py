@@ -5,6 +5,7 @@ same folded into the step.
 import contextlib
 import inspect
 import math
+import types
 from unittest import mock
 
 import pytest
@@ -15,7 +16,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import lowbit
 from lowbit import ops
 from lowbit.gradients import clip
-from lowbit.optim.stepping import on_device
+from lowbit.step.lowrank_cuda import CudaWork
+from lowbit.step.numbers import lr_beside, on_device
 
 SHAPES = [(70, 300), (4096,), (3, 5, 7), (1, 1), ()]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -335,6 +337,19 @@ def test_a_number_that_the_host_knows_is_not_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"number on the CPU \(3.0\).*every replay"):
         on_device(torch.tensor(3.0), torch.device("cuda"))
+
+
+def test_a_learning_rate_in_a_tensor_of_the_host_is_not_captured(monkeypatch):
+    """A schedule that writes to it would change no replay."""
+    rate, gpu = torch.tensor(0.5), torch.device("cuda")
+    work = types.SimpleNamespace(group={"lr": rate}, value=types.SimpleNamespace(device=gpu))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    assert lr_beside(rate, gpu) is rate and CudaWork.lr.fget(work) == 0.5
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    for read in (lambda: lr_beside(rate, gpu), lambda: CudaWork.lr.fget(work)):
+        with pytest.raises(RuntimeError, match=r"learning rate .* \(0.5\).*every replay"):
+            read()
+    assert lr_beside(rate, torch.device("cpu")) is rate
 
 
 class Group:
