@@ -11,6 +11,7 @@ from torch.autograd.graph import get_gradient_edge
 
 from lowbit import ops, sharding
 from lowbit.state.layout import stream_of
+from lowbit.step.numbers import capturing
 
 
 class HeldGradient:
@@ -72,10 +73,19 @@ def add_all(
 ) -> None:
     """Adds gradients to their buffers, which exist,
     in one call: on a GPU one launch for up to 256 of them.
+
+    Raises:
+        RuntimeError: a CUDA graph is being captured, and the format rounds at random.
     """
     if not gradients:
         return
     added = [held for held, _ in gradients]
+    if ops.param_format(format)["random"] and any(capturing(g.device) for _, g in gradients):
+        raise RuntimeError(
+            f"the gradient of {added[0].name!r} is rounded at random while a CUDA graph is "
+            "captured: random bits follow the number of additions, which replays do not count, so "
+            "all of them would draw the same; take rounding='kahan' or dtype='float32' there"
+        )
     ops.accumulate(
         [held.buffer for held in added if held.buffer is not None],
         [tensor for held in added for tensor in held.compensation],

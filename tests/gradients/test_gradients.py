@@ -394,6 +394,16 @@ def of_one(**kwargs):
     return p, accumulator, step
 
 
+def test_random_bits_are_not_captured(monkeypatch):
+    """Every replay of a CUDA graph would draw those of the capture. Other roundings draw none."""
+    monkeypatch.setattr("lowbit.gradients.held.capturing", lambda device: True)
+    grads = [torch.full((8,), 0.3, dtype=torch.bfloat16)] * 3
+    with pytest.raises(RuntimeError, match="'0' is rounded at random while a CUDA graph"):
+        run(grads)
+    for options in ({"rounding": "kahan"}, {"rounding": "nearest"}, {"dtype": "float32"}):
+        run(grads, **options)
+
+
 @pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
 def test_a_micro_batch_that_raises_takes_its_step_back(rounding):
     p, accumulator, step = of_one()
