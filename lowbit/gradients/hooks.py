@@ -14,6 +14,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from lowbit import sharding
 from lowbit.state.settings import some
+from lowbit.step.numbers import capturing
 
 accumulators: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its Accumulator
 steppers: Any = WeakIdKeyDictionary()  # parameter -> weak reference to its InBackward
@@ -142,6 +143,21 @@ def check_first(
                 "all backward passes of a step but the last in `with released.hold()`; and use "
                 "checkpoint(use_reentrant=False) for a layer or a weight that is used twice"
             )
+
+
+def check_captured(
+    max_norm: float | None, divisor: Tensor | None, params: Iterable[Tensor]
+) -> None:
+    """Raises RuntimeError if a CUDA graph captures a step that clips by the norm of the step
+    before, and there is none: each replay reads what the capture read.
+    """
+    if max_norm is None or divisor is not None:
+        return
+    if any(capturing(p.device) for p in params):
+        raise RuntimeError(
+            "step_in_backward(max_norm=...) clips by the norm of the step before, and a CUDA graph "
+            "captures the first step, so that no replay would clip: take a step before the capture"
+        )
 
 
 def check_frozen(frozen: Mapping[str, Tensor]) -> None:

@@ -293,11 +293,18 @@ class InBackward:
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """The next step clips by that norm. Without it, the first after a resume is not clipped."""
         norm = state_dict["norm"]
-        self.norm = self._divisor = None
-        if norm is not None and self.max_norm is not None:
-            device = next((p.device for p in self._names), None)
-            self.norm = torch.tensor(norm, dtype=torch.float32, device=device or "cpu")
-            self._divisor = divisor_for(self.norm, self.max_norm)
+        if norm is None or self.max_norm is None:
+            self.norm = self._divisor = None
+            return
+        device = next((p.device for p in self._names), None)
+        self.norm = torch.tensor(norm, dtype=torch.float32, device=device or "cpu")
+        self._divide_by(divisor_for(self.norm, self.max_norm))
+
+    def _divide_by(self, divisor: Tensor) -> None:
+        """Sets what divides the next step's gradients: in place, where a CUDA graph reads it."""
+        old = self._divisor
+        moved = old is None or old.device != divisor.device
+        self._divisor = divisor if old is None or moved else old.copy_(divisor)
 
     def _start(self, p: Any, scale: Tensor | None, found: Tensor | None) -> None:
         """Starts the step of a parameter beside the backward pass."""
@@ -309,6 +316,7 @@ class InBackward:
     def _begin(self) -> None:
         if self._begun:
             return
+        places.check_captured(self.max_norm, self._divisor, self._names)
         self._begun = True
         self.opt.prepare_step()
         groups = enumerate(self.opt.param_groups)  # which may have been edited since the last step
@@ -407,6 +415,6 @@ class InBackward:
                 norm = norm / self.scaler.scale(torch.ones_like(norm))
             self.norm, divisor = norm, divisor_for(norm, self.max_norm)
             # The scaler skips infinite norms; they say nothing about the next step.
-            self._divisor = torch.where(norm.isfinite(), divisor, 1.0)
+            self._divide_by(torch.where(norm.isfinite(), divisor, 1.0))
         self._begun = False
         self._found = {}

@@ -331,6 +331,40 @@ def test_clipping_by_the_norm_of_the_step_before():
     same(net, opt, other, ordinary)
 
 
+def test_a_captured_step_clips_by_the_norm_of_the_replay_before(monkeypatch):
+    """A graph knows addresses: what divides gradients stays where the capture found it. The first
+    step has nothing to read there.
+    """
+    net, opt = build()
+    released = lowbit.step_in_backward(net, opt, max_norm=0.01)
+    with monkeypatch.context() as patched:
+        patched.setattr("lowbit.gradients.hooks.capturing", lambda device: True)
+        with pytest.raises(RuntimeError, match="captures the first step"):
+            net(tokens(0)).backward()
+        assert all(int(state["step"]) == 0 for state in opt.state.values())
+    released.reset()
+    opt.zero_grad()
+    given, options = [], opt.call_options
+
+    def noted(step_group, grad_scale, found_inf):
+        given.append(grad_scale)
+        return options(step_group, grad_scale, found_inf)
+
+    monkeypatch.setattr(opt, "call_options", noted)
+    seen = {}
+    for step in range(4):
+        if step == 3:
+            released.load_state_dict({"norm": 0.5})
+        given.clear()
+        net(tokens(step)).backward()
+        seen[step] = [(id(t), float(t)) if t is not None else None for t in given]
+        opt.step()
+    assert set(seen.pop(0)) == {None}
+    [(first, one)], [(second, two)], [(third, three)] = map(set, seen.values())
+    assert first == second == third and len({one, two, three}) == 3
+    assert three == float(clip.divisor_for(torch.tensor(0.5), 0.01))
+
+
 def test_a_resumed_run_clips_by_the_norm_before_it():
     """And without the norm, its first step is another."""
 
