@@ -9,8 +9,11 @@ from lowbit import sharding
 
 
 def capturing(device: torch.device | None = None) -> bool:
-    """Whether a CUDA graph is being captured: on the device, or on any (None)."""
-    cuda = torch.cuda.is_available() if device is None else device.type == "cuda"
+    """Whether a CUDA graph is being captured: on the device, or on any (None).
+
+    To ask a GPU that this process has not used would take some hundred megabytes of it.
+    """
+    cuda = torch.cuda.is_initialized() if device is None else device.type == "cuda"
     return cuda and torch.cuda.is_current_stream_capturing()
 
 

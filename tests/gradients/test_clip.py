@@ -17,7 +17,7 @@ import lowbit
 from lowbit import ops
 from lowbit.gradients import clip
 from lowbit.step.lowrank_cuda import CudaWork
-from lowbit.step.numbers import lr_beside, on_device
+from lowbit.step.numbers import capturing, lr_beside, on_device
 
 SHAPES = [(70, 300), (4096,), (3, 5, 7), (1, 1), ()]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -337,6 +337,16 @@ def test_a_number_that_the_host_knows_is_not_captured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     with pytest.raises(RuntimeError, match=r"number on the CPU \(3.0\).*every replay"):
         on_device(torch.tensor(3.0), torch.device("cuda"))
+
+
+def test_a_gpu_that_is_not_used_is_not_asked(monkeypatch):
+    """It would make a context there, for every rank of a job on the CPU."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert not capturing() and not capturing(torch.device("cpu"))
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert capturing() and not capturing(torch.device("cpu"))
 
 
 def test_a_learning_rate_in_a_tensor_of_the_host_is_not_captured(monkeypatch):
