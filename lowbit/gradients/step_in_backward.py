@@ -294,7 +294,9 @@ class InBackward:
         """The next step clips by that norm. Without it, the first after a resume is not clipped."""
         norm = state_dict["norm"]
         if norm is None or self.max_norm is None:
-            self.norm = self._divisor = None
+            self.norm = None
+            if self._divisor is not None:
+                self._divisor.fill_(1.0)
             return
         device = next((p.device for p in self._names), None)
         self.norm = torch.tensor(norm, dtype=torch.float32, device=device or "cpu")
@@ -302,9 +304,9 @@ class InBackward:
 
     def _divide_by(self, divisor: Tensor) -> None:
         """Sets what divides the next step's gradients: in place, where a CUDA graph reads it."""
-        old = self._divisor
-        moved = old is None or old.device != divisor.device
-        self._divisor = divisor if old is None or moved else old.copy_(divisor)
+        if self._divisor is None or self._divisor.device != divisor.device:
+            self._divisor = divisor
+        self._divisor.copy_(divisor)
 
     def _start(self, p: Any, scale: Tensor | None, found: Tensor | None) -> None:
         """Starts the step of a parameter beside the backward pass."""
@@ -340,9 +342,7 @@ class InBackward:
         """
         finite = sharding.gradient(p).isfinite().all()
         bad = (~finite).to(torch.int32).reshape(1)
-        groups = sharding.process_groups(p)
-        if groups:
-            sharding.reduce_over([(bad, group, "max") for group in groups])
+        sharding.reduce_over([(bad, group, "max") for group in sharding.process_groups(p)])
         found = bad.float().reshape(())
         last = self._found.get(found.device)
         self._found[found.device] = found if last is None else torch.maximum(last, found)
@@ -416,5 +416,4 @@ class InBackward:
             self.norm, divisor = norm, divisor_for(norm, self.max_norm)
             # The scaler skips infinite norms; they say nothing about the next step.
             self._divide_by(torch.where(norm.isfinite(), divisor, 1.0))
-        self._begun = False
-        self._found = {}
+        self._begun, self._found = False, {}

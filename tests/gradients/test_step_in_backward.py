@@ -352,17 +352,18 @@ def test_a_captured_step_clips_by_the_norm_of_the_replay_before(monkeypatch):
 
     monkeypatch.setattr(opt, "call_options", noted)
     seen = {}
-    for step in range(4):
-        if step == 3:
-            released.load_state_dict({"norm": 0.5})
+    for step in range(5):
+        if step > 2:
+            released.load_state_dict({"norm": 0.5 if step == 3 else None})
         given.clear()
         net(tokens(step)).backward()
         seen[step] = [(id(t), float(t)) if t is not None else None for t in given]
         opt.step()
     assert set(seen.pop(0)) == {None}
-    [(first, one)], [(second, two)], [(third, three)] = map(set, seen.values())
-    assert first == second == third and len({one, two, three}) == 3
-    assert three == float(clip.divisor_for(torch.tensor(0.5), 0.01))
+    assert len({at for step in seen.values() for at, _ in step}) == 1
+    one, two, three, four = ({by for _, by in step} for step in seen.values())
+    assert one != two and len(one) == len(two) == 1
+    assert three == {float(clip.divisor_for(torch.tensor(0.5), 0.01))} and four == {1.0}
 
 
 def test_a_resumed_run_clips_by_the_norm_before_it():
