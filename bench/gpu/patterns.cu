@@ -2,6 +2,8 @@
 //
 //     nvcc -std=c++17 -O3 -arch=sm_90 -o patterns bench/gpu/patterns.cu && ./patterns
 //
+// Bulk copies need compute capability 9.0 or later.
+//
 // A step of AdamW with 8-bit state reads gradients, and reads and writes parameters, two states and
 // their scales. Here a kernel moves the same bytes, with as much arithmetic and as many look-ups,
 // or none, and everything else varies:
@@ -320,8 +322,8 @@ float timed(const Run& run) {
   return times[3];
 }
 
-float copied = 0;  // milliseconds of a copy of a step's bytes
-int processors = 0;
+float copied = 0;                     // milliseconds of a copy of a step's bytes
+int processors = 0, most_shared = 0;  // most_shared: bytes of a block
 
 template <Loads kLoads, int kWork, Scales kScales, int kBlocks>
 void run(const Step& s, const char* what) {
@@ -358,6 +360,10 @@ template <int kRun, int kWork, bool kBack, int kBlocks>
 void run_bulk(const Step& s) {
   const auto kernel = bulk<kRun, kWork, kBack, kBlocks>;
   const int shared = kTable * sizeof(float) + 2 * kWarps * sizeof(Runs<kRun>);
+  if (shared > most_shared) {
+    std::printf("bulk copies of %d tiles: no room on this card\n", kRun);
+    return;
+  }
   check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared),
         "shared memory");
   int fit = 0;
@@ -386,6 +392,8 @@ T* taken(size_t bytes) {
 int main() {
   constexpr size_t n = size_t{1} << 28, tiles = n / 256;
   check(cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0), "the device");
+  check(cudaDeviceGetAttribute(&most_shared, cudaDevAttrMaxSharedMemoryPerBlockOptin, 0),
+        "the device");
   auto *grad = taken<uint4>(2 * n), *param = taken<uint4>(2 * n);
   const Step s{grad,
                param,

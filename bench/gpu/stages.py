@@ -243,6 +243,8 @@ class Stages:
         compiler, out = nvcc(), self.report("patterns")
         if not compiler:
             return self.stage("patterns", 60, lacking("nvcc"))
+        if float(self.capability) < 9.0:
+            return self.stage("patterns", 60, "bulk copies need compute capability 9.0")
         arch = f"-arch=sm_{self.capability.replace('.', '')}"
         source = ROOT / "bench" / "gpu" / "patterns.cu"
         made = f"{compiler} -std=c++17 -O3 {arch} -o {out} {source}"

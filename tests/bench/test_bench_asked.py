@@ -336,6 +336,15 @@ def test_stages_name_files_and_modules_that_exist(tmp_path, monkeypatch):
     assert {"patterns.cu", "test_cuda.py"} <= sources
 
 
+@pytest.mark.parametrize("capability, runs", [("8.0", False), ("9.0", True), ("12.0", True)])
+def test_patterns_need_bulk_copies(tmp_path, monkeypatch, capability, runs):
+    """On an older card they do not compile, and that says nothing of the card."""
+    monkeypatch.setattr(gpu_stages, "found_tool", lambda name, first="": "/bin/false")
+    [stage] = (s for s in gpu.stages(tmp_path, [], capability) if s.name == "patterns")
+    assert isinstance(stage.command, list) == runs
+    assert runs or "9.0" in stage.command
+
+
 @pytest.fixture
 def described(monkeypatch):
     """A machine with a GPU, and all the time."""
