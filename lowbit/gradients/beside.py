@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from lowbit.optim.one_step import Step
+from lowbit.step.numbers import capturing
 
 # Returns when a step that was started has ended, on whatever device; raises what it raised.
 Wait = Callable[[], object]
@@ -149,8 +150,13 @@ class Stream:
             return self._stream.record_event().synchronize
 
     def join(self) -> None:
-        """Lets the caller's stream wait. The hooks' streams may be others: FSDP2's reduction."""
-        self._module.current_stream(self._stream.device).wait_stream(self._stream)
+        """Lets the caller's stream wait. The hooks' streams may be others: FSDP2's reduction.
+
+        Not while a CUDA graph is captured: no step runs here then, those of before have ended, and
+        to wait for what is not captured would break the capture.
+        """
+        if not capturing(self._stream.device):
+            self._module.current_stream(self._stream.device).wait_stream(self._stream)
 
 
 @torch.no_grad()

@@ -240,6 +240,7 @@ def test_on_a_gpu_who_waits_for_whom(monkeypatch):
     streams = Streams()
     log = streams.log
     monkeypatch.setattr(torch, "get_device_module", lambda device: streams)
+    monkeypatch.setattr(beside, "capturing", lambda device: streams.now == "graph")
     waiting = beside.Beside(100)
 
     def start(number):
@@ -265,6 +266,10 @@ def test_on_a_gpu_who_waits_for_whom(monkeypatch):
     streams.now = "main"
     waiting.wait()
     assert log == ["main waits for side"]
+    streams.now = "graph"
+    waiting.wait()
+    assert log == ["main waits for side"], "a capture that waits for another stream is broken"
+    streams.now = "main"
     start(3)
     assert log[1:] == ["gradient 3 kept for side", "side waits for main", "launch 3", "event"]
 
