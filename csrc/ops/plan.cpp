@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <optional>
+#include <utility>
 #include <vector>
 
 #include "core/pair.h"
@@ -235,6 +237,29 @@ void set_pair(Plan& plan, size_t i, void* data, const void* grad_data, int grad_
   job.grad_format = grad_format;
 }
 
+/// Two parameters that share memory, if any do: the jobs of one call are walked at the same time.
+std::optional<std::pair<size_t, size_t>> overlapping(const Plan& plan) {
+  struct Extent {
+    uintptr_t begin, end;
+    size_t job;
+  };
+  std::vector<Extent> extents;
+  extents.reserve(plan.jobs.size());
+  for (size_t i = 0; i < plan.jobs.size(); ++i) {
+    const Job& job = plan.jobs[i];
+    const auto begin = reinterpret_cast<uintptr_t>(job.param);
+    const auto bytes = static_cast<uintptr_t>(here(job) * param_info(job.param_format).bytes);
+    if (bytes > 0) extents.push_back({begin, begin + bytes, i});
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].begin < extents[i - 1].end)
+      return std::minmax(extents[i - 1].job, extents[i].job);
+  }
+  return std::nullopt;
+}
+
 float* checked_step(const Tensor& step, size_t i, const Device& device) {
   STD_TORCH_CHECK(step.scalar_type() == ScalarType::Float && step.numel() == 1, kOp,
                   ": the step of parameter ", i, " must be one float32");
@@ -286,7 +311,7 @@ Plan make_plan(const StepTensors& tensors) {
   return plan;
 }
 
-void bind_table(Plan& plan, const Tensor& table) {
+bool bind_table(Plan& plan, const Tensor& table) {
   STD_TORCH_CHECK(table.is_cpu() && table.scalar_type() == ScalarType::Long &&
                       table.is_contiguous() && table.dim() == 2 &&
                       table.size(0) == static_cast<int64_t>(plan.jobs.size()) &&
@@ -294,6 +319,7 @@ void bind_table(Plan& plan, const Tensor& table) {
                   kOp, ": the table of addresses must be an int64 CPU tensor [", plan.jobs.size(),
                   ", ", kPairColumns, "]");
   const auto* const rows = reinterpret_cast<const TensorPair*>(table.const_data_ptr<int64_t>());
+  bool elsewhere = false;
   for (size_t i = 0; i < plan.jobs.size(); ++i) {
     const int64_t numel = here(plan.jobs[i]);
     STD_TORCH_CHECK(rows[i].numel == numel, kOp, ": row ", i, " of the table of addresses is of ",
@@ -302,21 +328,32 @@ void bind_table(Plan& plan, const Tensor& table) {
                     ": row ", i, " of the table of addresses has no address");
     STD_TORCH_CHECK(rows[i].checksum == checksum_of(rows[i]), kOp, ": row ", i,
                     " of the table of addresses is not as lowbit._tensors wrote it");
+    elsewhere |= rows[i].param != plan.jobs[i].param;
     set_pair(plan, i, const_cast<void*>(rows[i].param), rows[i].grad, plan.jobs[i].grad_format);
   }
+  if (elsewhere) plan.overlaps = overlapping(plan).has_value();
+  return !plan.overlaps;
 }
 
-bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad) {
-  const Job& job = plan.jobs[i];
-  const int64_t numel = here(job);
-  const int format = grad_format(grad);
-  if (format < 0 || !param.is_contiguous() || !grad.is_contiguous() || param.numel() != numel ||
-      grad.numel() != numel ||
-      param.scalar_type() != scalar_type(param_info(job.param_format).dtype) ||
-      !plan.device.has(param) || !plan.device.has(grad))
-    return false;
-  set_pair(plan, i, param.mutable_data_ptr(), grad.const_data_ptr(), format);
-  return true;
+bool bind_pairs(Plan& plan, const Tensors& params, const Tensors& grads) {
+  bool elsewhere = false;
+  for (size_t i = 0; i < grads.size(); ++i) {
+    touch_ahead(params, i), touch_ahead(grads, i);
+    const Tensor &param = params[i], &grad = grads[i];
+    const Job& job = plan.jobs[i];
+    const int64_t numel = here(job);
+    const int format = grad_format(grad);
+    if (format < 0 || !param.is_contiguous() || !grad.is_contiguous() || param.numel() != numel ||
+        grad.numel() != numel ||
+        param.scalar_type() != scalar_type(param_info(job.param_format).dtype) ||
+        !plan.device.has(param) || !plan.device.has(grad))
+      return false;
+    void* const data = param.mutable_data_ptr();
+    elsewhere |= data != job.param;
+    set_pair(plan, i, data, grad.const_data_ptr(), format);
+  }
+  if (elsewhere) plan.overlaps = overlapping(plan).has_value();
+  return !plan.overlaps;
 }
 
 void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads) {
@@ -331,6 +368,9 @@ void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads) {
                  plan.device);
     set_pair(plan, i, params[i].mutable_data_ptr(), grads[i].const_data_ptr(), format);
   }
+  const std::optional<std::pair<size_t, size_t>> both = overlapping(plan);
+  STD_TORCH_CHECK(!both, kOp, ": parameters ", both->first, " and ", both->second,
+                  " share memory; step them in calls of their own");
 }
 
 std::vector<int64_t> workspace_sizes(int64_t number, Tensor plan) {

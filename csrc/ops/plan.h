@@ -34,7 +34,8 @@ struct Plan {
   std::vector<const void*> grads;  // of each job, side by side
   bool has_cross_tile_scales = false;
   bool moved = false;  // whether a job got more than another gradient, as aligned as the one before
-  int phases = 0;      // before the update
+  bool overlaps = false;  // whether parameters share memory since they were bound again
+  int phases = 0;         // before the update
   explicit Plan(const Device& on) : device(on) {}
 };
 
@@ -46,16 +47,16 @@ Plan make_plan(const StepTensors& tensors);
 
 /// Gives the jobs their parameters and gradients.
 ///
-/// Raises: a tensor that does not fit.
+/// Raises: a tensor that does not fit, or parameters that share memory.
 void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads);
-/// The same for job i. Returns false, and changes nothing, where a tensor does not fit or is not
-/// where the plan is.
-bool bind_pair(Plan& plan, size_t i, const Tensor& param, const Tensor& grad);
+/// The same. Returns false where a tensor does not fit or is not where the plan is, or where
+/// parameters share memory now.
+bool bind_pairs(Plan& plan, const Tensors& params, const Tensors& grads);
 /// Gives the jobs the addresses that the rows of a table have: parameters and gradients that have
-/// not changed but for where they are.
+/// not changed but for where they are. Returns false where parameters share memory now.
 ///
 /// Raises: a row of another length than its job, or without an address.
-void bind_table(Plan& plan, const Tensor& table);
+bool bind_table(Plan& plan, const Tensor& table);
 
 /// Raises where the rule takes another number of hyperparameters.
 void check_hyper(const RuleInfo& rule, const std::vector<double>& hyper);

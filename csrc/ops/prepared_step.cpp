@@ -74,11 +74,7 @@ bool step_take(int64_t id, Tensors params, Tensors grads) {
   const std::shared_ptr<PreparedStep> p = find(id);
   p->let_go();
   if (params.size() != p->plan.jobs.size() || grads.size() != params.size()) return false;
-  for (size_t i = 0; i < grads.size(); ++i) {
-    touch_ahead(params, i), touch_ahead(grads, i);
-    if (!bind_pair(p->plan, i, params[i], grads[i])) return false;
-  }
-  if (!p->seen.unchanged()) return false;
+  if (!bind_pairs(p->plan, params, grads) || !p->seen.unchanged()) return false;
   p->params = std::move(params), p->grads = std::move(grads);
   return p->taken = true;
 }
@@ -89,8 +85,7 @@ bool step_take_table(int64_t id, Tensor table) {
   const std::shared_ptr<PreparedStep> p = find(id);
   p->let_go();
   if (!p->seen.unchanged()) return false;
-  bind_table(p->plan, table);
-  return p->taken = true;
+  return p->taken = bind_table(p->plan, table);
 }
 
 void step_prepared(int64_t id, Tensors workspace, std::vector<double> hyper, MaybeTensor lr,

@@ -264,8 +264,7 @@ class InBackward:
         for p in params:
             (beside if self._runs_beside(p) else now).append(p)
         if now:
-            step = Step(self.opt, scale, found)
-            self.opt.step_params([(self._groups[p], p) for p in now], step)
+            Step(self.opt, scale, found).step([(self._groups[p], p) for p in now])
         for p in beside:
             self._start(p, scale, found)
         raise_versions(versioned(params))

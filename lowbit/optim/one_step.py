@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from lowbit.step.group import StepGroup
 from lowbit.step.mistakes import warn_idle
 from lowbit.step.phases import run_phases
 from lowbit.step.presence import Presence, give_zeros
+from lowbit.step.shared_memory import in_turn
 from lowbit.step.versions import raise_versions, versioned
 
 
@@ -77,7 +78,7 @@ class Step:
             return
         self.agree()
         params = self.choose()
-        self.opt.step_params(params, self)
+        self.step(params)
         self.keep(params)
 
     # The phases
@@ -141,6 +142,14 @@ class Step:
             warn_idle(every, self.opt.warned)
         return with_grad
 
+    def step(self, params: Sequence[tuple[int, Any]]) -> None:
+        """Steps these parameters by all rules of the optimizer, each with the number of its
+        group.
+        """
+        # Ranks agree once on flat shards, which share no memory with others.
+        for together in [params] if self.opt.flat_shards else in_turn(params):
+            self.opt.step_params(together, self)
+
     def apply(self, params: Iterable[tuple[int, Any]]) -> None:
         """Steps these parameters, each with the number of its group."""
         self.gather(params)
@@ -151,6 +160,7 @@ class Step:
         group, for one call of an operator for each kind of step.
         """
         opt, reducer = self.opt, self._reducer()
+        self.visitors = []  # those of another turn have stepped
         called: dict[Any, StepGroup] = {}
         if reducer:
             reducer.start()

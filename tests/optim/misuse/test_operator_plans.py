@@ -68,3 +68,16 @@ def test_more_singular_vectors_than_there_are():
     assert torch.ops.lowbit.singular_vectors(grad, 1.0, torch.empty(4, 4))
     with pytest.raises(RuntimeError, match="a matrix of 4 by 300 has 4 singular vectors, not 9"):
         torch.ops.lowbit.singular_vectors(grad, 1.0, torch.empty(4, 9))
+
+
+def test_parameters_that_share_memory_are_refused_before_anything_is_written():
+    memory, grad = torch.zeros(8 * 64 + 1), torch.ones(8, 64)
+    params = [memory[:-1].view(8, 64), torch.zeros(8, 64), memory[1:].view(8, 64)]
+    plan = torch.cat([plan_row(8, 64, [])] * 3)
+    steps = [torch.zeros(()) for _ in params]
+    hyper = [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
+    with pytest.raises(RuntimeError, match="parameters 0 and 2 share memory; step them in calls"):
+        ops.step("sgd", params, [grad] * 3, [], steps, plan, hyper)
+    assert not memory.any() and not any(steps)
+    ops.step("sgd", params[:2], [grad] * 2, [], steps[:2], plan[:2], hyper)
+    assert torch.equal(params[1], torch.full((8, 64), -0.5))
