@@ -170,6 +170,26 @@ void ParamState::step(const ParamStep& s, const RunParts& run) const {
   });
 }
 
+std::string ParamState::foreign_moment(const std::string& key) const {
+  const auto base = [](int rule) {
+    const std::string name = rule_info(rule).name;
+    return name.substr(0, name.find('_'));
+  };
+  std::string moment;
+  bool kept = true;
+  for (int rule = 0; rule < rule_count(); ++rule) {
+    const RuleInfo info = rule_info(rule);
+    const auto look = [&](const std::string& name) {
+      if (key != name && key.rfind(name + '_', 0) != 0) return;
+      if (name.size() > moment.size()) moment = name, kept = false;
+      kept = kept || (name == moment && base(rule) == base(rule_));
+    };
+    for (int k = 0; k < info.slots; ++k) look(info.slot[k].name);
+    for (int k = 0; k < info.factors; ++k) look(info.factor[k]);
+  }
+  return kept ? "" : moment;
+}
+
 void write_whole(const std::string& path, const void* data, size_t size) {
   const std::string temporary = path + ".part" + std::to_string(::getpid());
   const int file = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666);

@@ -286,6 +286,10 @@ def test_state_is_loaded_by_names(trained, tmp_path):
         ("shape", "a parameter was Float [64, 77] and is now Float [64, 7]"),
         ("grad", "a gradient is [7] on cpu, its parameter [64, 77] on the CPU"),
         ("backward", "modified by an inplace operation"),
+        ("lr", "Invalid learning rate: -1"),
+        ("betas", "Invalid beta parameter at index 1: 1"),
+        ("torch", "a parameter group has options of another optimizer"),
+        ("nesterov", "Nesterov momentum requires a momentum and zero dampening"),
     ],
 )
 def test_a_step_that_would_write_where_it_must_not_is_refused(trained, kind, said):
@@ -294,9 +298,31 @@ def test_a_step_that_would_write_where_it_must_not_is_refused(trained, kind, sai
     assert done.returncode != 0 and said in done.stderr, done.stderr
 
 
+def test_state_of_another_rule_is_refused(trained, tmp_path):
+    """It has the momentum that this rule keeps, and another learning rate."""
+    rules = trained[0] / "build" / "rules"
+    torch.save(stepped(lowbit.AdamW).state_dict(), tmp_path / "from.pt")
+    command = [rules, "lion", tmp_path / "from.pt", tmp_path / "no.pt"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    said = "keeps exp_avg_sq, which the rule here, lion, does not"
+    assert done.returncode != 0 and said in done.stderr, done.stderr
+    torch.save(stepped(lowbit.Lion).state_dict(), tmp_path / "from.pt")
+    run(rules, "lion", tmp_path / "from.pt", tmp_path / "to.pt")
+
+
+def test_state_of_frozen_parameters_is_loaded_and_saved(trained, tmp_path):
+    """They may be trained again."""
+    opt = stepped(lowbit.AdamW)
+    torch.save(opt.state_dict(), tmp_path / "from.pt")
+    run(trained[0] / "build" / "rules", "frozen", tmp_path / "from.pt", tmp_path / "to.pt")
+    saved = torch.load(tmp_path / "to.pt", weights_only=True)["state"]
+    for i, state in enumerate(states(opt)):
+        assert_equal(saved[i], state)
+
+
 def test_a_group_that_was_added_is_saved_before_its_first_step(trained, tmp_path):
     """Without names, which are those of the first group."""
-    run(trained[0] / "build" / "rules", "groups", tmp_path / "saved.pt")
+    run(trained[0] / "build" / "rules", "added", tmp_path / "saved.pt")
     saved = torch.load(tmp_path / "saved.pt", weights_only=True)
     first, second = saved["param_groups"]
     assert first["param_names"] == list(params_of_rules()) and first["params"] == [0, 1, 2, 3]
@@ -308,3 +334,12 @@ def test_a_group_that_was_added_is_saved_before_its_first_step(trained, tmp_path
     opt.load_state_dict(saved)
     for p in more:
         assert opt.state[p]["step"] == 0
+
+
+def test_groups_have_their_own_options(trained, tmp_path):
+    """torch puts `defaults` in the place of options that it does not know."""
+    own, default = (0.5, 0.0), (0.25, 0.01)
+    for way, made in (("given", [own, default]), ("added with options", [default, own])):
+        run(trained[0] / "build" / "rules", way, tmp_path / "saved.pt")
+        saved = torch.load(tmp_path / "saved.pt", weights_only=True)["param_groups"]
+        assert [(group["lr"], group["weight_decay"]) for group in saved] == made

@@ -26,99 +26,10 @@
 #include <utility>
 #include <vector>
 
+#include "lowbit/options.h"
 #include "lowbit/param_state.h"
 
 namespace lowbit {
-
-using Betas = std::tuple<double, double>;
-
-// What every optimizer's options have; see lowbit::StateOptions.
-#define LOWBIT_OPTIONS(Name)                          \
- public:                                              \
-  Name(double lr) : lr_(lr) {}                        \
-  double get_lr() const override { return lr_; }      \
-  void set_lr(const double lr) override { lr_ = lr; } \
-  TORCH_ARG(bool, maximize) = false;                  \
-  TORCH_ARG(std::string, state_format) = "8bit";      \
-  TORCH_ARG(std::string, param_format) = "auto";      \
-  TORCH_ARG(bool, full_precision) = false;            \
-  TORCH_ARG(int64_t, seed) = 0;                       \
-                                                      \
- public:                                              \
-  StateOptions keep() const { return {state_format_, param_format_, full_precision_}; }
-
-struct AdamWOptions : torch::optim::OptimizerCloneableOptions<AdamWOptions> {
-  TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(Betas, betas) = std::make_tuple(0.9, 0.999);
-  TORCH_ARG(double, eps) = 1e-8;
-  TORCH_ARG(double, weight_decay) = 1e-2;
-  TORCH_ARG(bool, amsgrad) = false;
-  TORCH_ARG(bool, decoupled_weight_decay) = true;  // false: Adam
-  LOWBIT_OPTIONS(AdamWOptions)
-  AdamWOptions() = default;
-
-  std::string rule() const {
-    return std::string(decoupled_weight_decay_ ? "adamw" : "adam") + (amsgrad_ ? "_amsgrad" : "");
-  }
-  std::vector<double> hyper() const {
-    return {lr_, std::get<0>(betas_), std::get<1>(betas_), eps_, weight_decay_};
-  }
-  template <class Fn>
-  void each(const Fn& fn) {
-    fn("lr", lr_), fn("betas", betas_), fn("eps", eps_), fn("weight_decay", weight_decay_);
-    fn("amsgrad", amsgrad_), fn("decoupled_weight_decay", decoupled_weight_decay_);
-    fn("maximize", maximize_), fn("seed", seed_);
-  }
-};
-
-struct SGDOptions : torch::optim::OptimizerCloneableOptions<SGDOptions> {
-  TORCH_ARG(double, lr) = 1e-3;
-  TORCH_ARG(double, momentum) = 0;
-  TORCH_ARG(double, dampening) = 0;
-  TORCH_ARG(double, weight_decay) = 0;
-  TORCH_ARG(bool, nesterov) = false;
-  TORCH_ARG(bool, decoupled) = false;     // weight decay of the weights: SGDW
-  TORCH_ARG(bool, dampen_first) = false;  // dampening in the first step too
-  LOWBIT_OPTIONS(SGDOptions)
-  SGDOptions() = default;
-
-  std::string rule() const { return momentum_ != 0 ? "sgd_momentum" : "sgd"; }
-  std::vector<double> hyper() const {
-    return {lr_,
-            momentum_,
-            dampening_,
-            nesterov_ ? 1.0 : 0.0,
-            weight_decay_,
-            decoupled_ ? 1.0 : 0.0,
-            dampen_first_ ? 1.0 : 0.0};
-  }
-  template <class Fn>
-  void each(const Fn& fn) {
-    fn("lr", lr_), fn("momentum", momentum_), fn("dampening", dampening_);
-    fn("weight_decay", weight_decay_), fn("nesterov", nesterov_);
-    fn("decoupled", decoupled_), fn("dampen_first", dampen_first_);
-    fn("maximize", maximize_), fn("seed", seed_);
-  }
-};
-
-struct LionOptions : torch::optim::OptimizerCloneableOptions<LionOptions> {
-  TORCH_ARG(double, lr) = 1e-4;
-  TORCH_ARG(Betas, betas) = std::make_tuple(0.9, 0.99);
-  TORCH_ARG(double, weight_decay) = 0;
-  LOWBIT_OPTIONS(LionOptions)
-  LionOptions() = default;
-
-  std::string rule() const { return "lion"; }
-  std::vector<double> hyper() const {
-    return {lr_, std::get<0>(betas_), std::get<1>(betas_), weight_decay_};
-  }
-  template <class Fn>
-  void each(const Fn& fn) {
-    fn("lr", lr_), fn("betas", betas_), fn("weight_decay", weight_decay_);
-    fn("maximize", maximize_), fn("seed", seed_);
-  }
-};
-#undef LOWBIT_OPTIONS
 
 namespace detail {
 
@@ -250,6 +161,9 @@ class Optimizer : public torch::optim::Optimizer {
   /// A group's options are taken as they are; nothing is merged into them from `defaults`.
   explicit Optimizer(const std::vector<Group>& groups, O defaults = {})
       : torch::optim::Optimizer(groups, std::make_unique<O>(defaults)) {
+    for (size_t i = 0; i < groups.size(); ++i) {
+      if (auto options = options_of(groups[i])) param_groups()[i].set_options(std::move(options));
+    }
     init_state();
   }
   explicit Optimizer(std::vector<Tensor> params, O defaults = {})
@@ -259,6 +173,13 @@ class Optimizer : public torch::optim::Optimizer {
       : torch::optim::Optimizer(named.values(), std::make_unique<O>(defaults)),
         names_(named.keys()) {
     init_state();
+  }
+
+  /// torch's, which gives a group `defaults` in the place of options that torch does not know.
+  void add_param_group(const Group& group) {
+    auto options = options_of(group);
+    torch::optim::Optimizer::add_param_group(group);
+    if (options != nullptr) param_groups().back().set_options(std::move(options));
   }
 
   Tensor step(LossClosure closure = nullptr) override {
@@ -304,7 +225,7 @@ class Optimizer : public torch::optim::Optimizer {
     self.init_state();  // of groups that were added since
     detail::Dict state = detail::new_dict();
     self.each_param([&](O&, Tensor& p, int64_t index) {
-      if (!p.requires_grad()) return;
+      if (!self.has_state(p)) return;
       const detail::State& s = self.state_of(p);
       detail::Dict entry = detail::new_dict();
       entry.insert("step", torch::tensor(static_cast<float>(s.step)));
@@ -373,13 +294,13 @@ class Optimizer : public torch::optim::Optimizer {
       for (size_t i = 0; i < ids.size(); ++i) {
         const Tensor& p = params[i];
         ++index;
-        if (!p.requires_grad()) continue;
         const int64_t id = torch::IValue(ids.get(places[i])).toInt();
+        if (!p.requires_grad() && !saved.contains(id)) continue;
         TORCH_CHECK(saved.contains(id), "lowbit: the state dict has no state of parameter ", index);
         const detail::Dict entry = saved.at(id).toGenericDict();
-        detail::State* s = &state_of(p);
-        if (s->rule !=
-            settings.back().rule()) {  // such as by a momentum, which has state of its own
+        detail::State* s = has_state(p) ? &state_of(p) : nullptr;
+        // Of a frozen parameter, or of another rule: a momentum has state of its own.
+        if (s == nullptr || s->rule != settings.back().rule()) {
           made.emplace_back(p.unsafeGetTensorImpl(), new_state(settings.back(), p, index));
           s = made.back().second.get();
         }
@@ -400,6 +321,10 @@ class Optimizer : public torch::optim::Optimizer {
         }
         for (const auto& each : entry) {  // the weight is right with its compensation alone
           const std::string key = each.key().toStringRef();
+          const std::string moment = s->param_state.foreign_moment(key);
+          TORCH_CHECK(moment.empty(), "lowbit: state of parameter ", index, " keeps ", moment,
+                      ", which the rule here, ", s->rule,
+                      ", does not: build the optimizer that it was saved with");
           bool kept = key.rfind("param_", 0) != 0;
           for (const StateTensor& t : s->param_state.tensors()) kept = kept || t.key == key;
           TORCH_CHECK(kept, "lowbit: state of parameter ", index, " has '", key,
@@ -431,6 +356,16 @@ class Optimizer : public torch::optim::Optimizer {
   }
 
  private:
+  /// A copy of a group's options; null where it has none.
+  static std::unique_ptr<O> options_of(const Group& group) {
+    if (!group.has_options()) return nullptr;
+    const auto* const options = dynamic_cast<const O*>(&group.options());
+    TORCH_CHECK(options != nullptr,
+                "lowbit: a parameter group has options of another optimizer, such as torch's "
+                "AdamWOptions; lowbit's have the same names in the namespace lowbit");
+    options->check();
+    return std::make_unique<O>(*options);
+  }
   /// fn(options, parameter, its number), over all groups.
   template <class Fn>
   void each_param(const Fn& fn) {
@@ -445,6 +380,9 @@ class Optimizer : public torch::optim::Optimizer {
     if (begin + count > names_.size()) return {};
     const auto at = names_.begin() + static_cast<std::ptrdiff_t>(begin);
     return {at, at + static_cast<std::ptrdiff_t>(count)};
+  }
+  bool has_state(const Tensor& p) const {
+    return state_.find(p.unsafeGetTensorImpl()) != state_.end();
   }
   detail::State& state_of(const Tensor& p) {
     return static_cast<detail::State&>(*state_.at(p.unsafeGetTensorImpl()));
@@ -463,8 +401,9 @@ class Optimizer : public torch::optim::Optimizer {
   void init_state() {
     each_param([&](O& options, Tensor& p, int64_t index) {
       void* key = p.unsafeGetTensorImpl();
-      if (p.requires_grad() && state_.find(key) == state_.end())
-        state_[key] = new_state(options, p, index);
+      if (has_state(p) || !(p.requires_grad() || p.grad().defined())) return;
+      options.check();
+      state_[key] = new_state(options, p, index);
     });
   }
 

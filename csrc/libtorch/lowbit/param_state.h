@@ -52,6 +52,9 @@ class ParamState {
   /// Fills the tensors, zeroed and in the order of tensors(), with the state before the first step.
   void fresh(const std::vector<void*>& state) const;
   void step(const ParamStep& step, const RunParts& run) const;
+  /// The moment that a key of saved state belongs to, if neither the rule nor a variant of it, such
+  /// as AMSGrad, keeps that: the state is another optimizer's. Else "".
+  std::string foreign_moment(const std::string& key) const;
 
  private:
   struct Slot {

@@ -6,15 +6,17 @@
 // writes the state with lowbit::save to SAVED and with torch::save to ARCHIVE, and weights and
 // gradients to RECORD.
 //
-//   rules load FROM TO
-//   rules groups SAVED
+//   rules load|lion|frozen FROM TO
+//   rules given|added|"added with options" SAVED
 //
-// writes what an AdamW loaded from a file; and an AdamW to which a group was added.
+// writes what an AdamW, a Lion, or an AdamW of frozen parameters loaded from a file; and an AdamW of
+// two groups, the first of which has options, or to which a group was added.
 //
-//   rules misuse dtype|shape|grad|backward
+//   rules misuse dtype|shape|grad|backward|lr|betas|torch|nesterov
 //
 // steps a parameter of another dtype or shape than it had, or with another shape's gradient; or
-// between a forward and its backward pass.
+// between a forward and its backward pass; or makes an optimizer of such options, or adds a group.
+#include <torch/optim/sgd.h>
 #include <torch/serialize.h>
 
 #include <cstdio>
@@ -46,25 +48,47 @@ Named made() {
   return params;
 }
 
-int load(const char* from, const char* to) {
-  lowbit::AdamW opt(made());
+template <class Optimizer>
+int load(const char* from, const char* to, bool trained = true) {
+  Named params = made();
+  for (auto& p : params) p.value().requires_grad_(trained);
+  Optimizer opt(params);
   lowbit::load(opt, from);
   lowbit::save(opt, to);
   return 0;
 }
 
-int groups(const char* saved) {
-  lowbit::AdamW opt(made());
+int groups(const std::string& way, const char* saved) {
+  using Group = torch::optim::OptimizerParamGroup;
+  const auto options = [](double lr) {
+    return std::make_unique<lowbit::AdamWOptions>(lowbit::AdamWOptions(lr).weight_decay(0.0));
+  };
   const std::vector<torch::Tensor> more = {torch::randn({80, 64}).requires_grad_(),
                                            torch::randn({5}).requires_grad_()};
-  opt.add_param_group(torch::optim::OptimizerParamGroup(more));
-  lowbit::save(opt, saved);
+  if (way == "given") {
+    const std::vector<Group> all = {Group(made().values(), options(0.5)), Group(more)};
+    const lowbit::AdamW opt(all, lowbit::AdamWOptions(0.25));
+    lowbit::save(opt, saved);
+  } else {
+    lowbit::AdamW opt(made(), lowbit::AdamWOptions(0.25));
+    opt.add_param_group(way == "added" ? Group(more) : Group(more, options(0.5)));
+    lowbit::save(opt, saved);
+  }
   return 0;
 }
 
 int misuse(const std::string& kind) {
   Named params = made();
+  if (kind == "lr") lowbit::AdamW(params, lowbit::AdamWOptions(-1.0));
+  if (kind == "betas") lowbit::Lion(params, lowbit::LionOptions(1e-4).betas({0.9, 1.0}));
   lowbit::SGD opt(params, lowbit::SGDOptions(1e-2));
+  if (kind == "torch")
+    opt.add_param_group(
+        {{torch::randn({5}).requires_grad_()}, std::make_unique<torch::optim::SGDOptions>(1e-2)});
+  if (kind == "nesterov")
+    opt.add_param_group(
+        {{torch::randn({5}).requires_grad_()},
+         std::make_unique<lowbit::SGDOptions>(lowbit::SGDOptions(1e-2).nesterov(true))});
   torch::Tensor& p = params["wide"];
   if (kind == "dtype") p.set_data(p.detach().to(at::kBFloat16));
   if (kind == "shape") p.set_data(torch::zeros({64, 7}));
@@ -105,9 +129,12 @@ int run(const Options& options, char** paths) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (argc == 4 && std::string(argv[1]) == "load") return load(argv[2], argv[3]);
-  if (argc == 3 && std::string(argv[1]) == "groups") return groups(argv[2]);
+  const std::string what = argc == 4 ? argv[1] : "";
+  if (what == "load") return load<lowbit::AdamW>(argv[2], argv[3]);
+  if (what == "lion") return load<lowbit::Lion>(argv[2], argv[3]);
+  if (what == "frozen") return load<lowbit::AdamW>(argv[2], argv[3], false);
   if (argc == 3 && std::string(argv[1]) == "misuse") return misuse(argv[2]);
+  if (argc == 3) return groups(argv[1], argv[2]);
   if (argc != 5) return std::fprintf(stderr, "rules RULE SAVED ARCHIVE RECORD\n"), 2;
   const std::string rule = argv[1];
   using lowbit::AdamWOptions, lowbit::LionOptions, lowbit::SGDOptions;
