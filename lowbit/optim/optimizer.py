@@ -19,6 +19,7 @@ from lowbit.optim.stepping import SteppingOptimizer
 from lowbit.optim.warn import warn_of_nearest, warn_of_signed_maps, warn_of_slow_means
 from lowbit.state import choose
 from lowbit.state.load import restore
+from lowbit.step.shared_memory import in_turn
 
 
 class LowbitOptimizer(SteppingOptimizer):
@@ -38,7 +39,11 @@ class LowbitOptimizer(SteppingOptimizer):
         before = self.count_states()
         super().init_state()
         made = self.count_states() > before
-        if made and not torch.compiler.is_compiling():
+        if torch.compiler.is_compiling():
+            return
+        trained = [(m.group, m.p) for m in self.members() if not choose.is_frozen(m.p)]
+        self.shares_memory = len(in_turn(trained)) > 1
+        if made:
             warn_of_nearest(self)
             warn_of_slow_means(self)
             warn_of_signed_maps(self)

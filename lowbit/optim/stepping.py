@@ -25,6 +25,7 @@ class SteppingOptimizer(StatefulOptimizer):
     _step_supports_amp_scaling = (
         True  # GradScaler passes grad_scale and found_inf instead of unscaling
     )
+    shares_memory = False  # whether parameters did, when missing state was last created
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.kept = Kept()
@@ -65,7 +66,9 @@ class SteppingOptimizer(StatefulOptimizer):
                 `lowbit.clip_scale` returns. It applies in addition to the attribute `grad_scale`
                 that torch's GradScaler sets. None (default) means 1.
         """
-        if torch.compiler.is_compiling() and is_left_out(self.param_groups, self.layouts):
+        if torch.compiler.is_compiling() and (
+            self.shares_memory or is_left_out(self.param_groups, self.layouts)
+        ):
             return self._step_uncompiled(closure, grad_scale)
         return self._step(closure, grad_scale)
 

@@ -36,7 +36,9 @@ def _extent(p: Any) -> tuple[int, int]:
     """The addresses [begin, end) between which a parameter's values lie, beside others if it is a
     view with gaps. From 0 on for shards, which ranks step together, and without values in memory.
     """
-    if sharding.is_sharded(p) or isinstance(p, FakeTensor) or p.is_meta or not p.numel():
+    if sharding.is_sharded(p) or isinstance(p, FakeTensor) or p.is_meta:
+        return 0, 0
+    if p.layout != torch.strided or not p.numel():
         return 0, 0
     begin = p.data_ptr()
     if p.is_contiguous():

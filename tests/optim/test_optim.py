@@ -547,3 +547,13 @@ def test_a_compiled_step_that_measures_before_it_updates(cls, options):
     torch._dynamo.reset()
     compiled = torch.compile(opts[0].step, backend="eager")
     check_steps(compiled, nets, opts, 2)
+
+
+def test_a_compiled_step_of_parameters_that_share_memory():
+    nets = [model(), model()]
+    for net in nets:
+        net.tied = torch.nn.Parameter(torch.empty(0))
+        net.tied.data = next(p for p in net.parameters() if p.dim() == 2).data.t()
+    opts = [lowbit.SGD(net.named_parameters(), lr=0.1) for net in nets]
+    torch._dynamo.reset()
+    check_steps(torch.compile(opts[0].step, backend="eager"), nets, opts, 2)
