@@ -9,7 +9,7 @@
 //   rules load|lion|frozen FROM TO
 //   rules given|added|"added with options" SAVED
 //
-// writes what an AdamW, a Lion, or an AdamW of frozen parameters loaded from a file; and an AdamW of
+// writes what an AdamW, a Lion or an AdamW of frozen parameters loaded from a file; or an AdamW of
 // two groups, the first of which has options, or to which a group was added.
 //
 //   rules misuse dtype|shape|grad|backward|lr|betas|torch|nesterov
