@@ -207,7 +207,8 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return bad(printable(at.source) +
                ": its optimizer was never stepped, so there is no state to convert: build the new "
                "optimizer and begin");
-  if (!at.model.refusal.empty()) return bad(printable(at.source) + ": " + at.model.refusal);
+  if (!at.model.refusal.empty() && at.to != at.from)
+    return bad(printable(at.source) + ": " + at.model.refusal);
   if (!at.model.only_for.empty() && at.model.only_for != at.to->name)
     return bad(printable(at.source) + ": its optimizer is " + at.from->name + "' " +
                at.model.algorithm + ", and of the optimizers here only that of " +

@@ -205,6 +205,62 @@ void warn_of_eps(Model& model, const Group& group, const OptimizerTree& tree) {
                            "group of their own");
 }
 
+bool is_none(const Value* said) { return said == nullptr || said->is(Value::Kind::kNone); }
+
+/// Why no other optimizer takes the next steps of a group; "" where one does. Files of 0.1.9 and
+/// before, which have none of these settings, are what lowbit.Adafactor was made by.
+std::string own_step(const Model& model, const Group& group) {
+  const bool first = !is_none(setting(group, "beta1")), fixed = !is_none(setting(group, "beta2"));
+  const bool relative = is_on(group, "relative_step");
+  const bool adam = model.algorithm == "adam";
+  if (!first || !is_none(setting(group, "beta3")) || !(adam || model.algorithm == "adafactor"))
+    return "";
+  const Value* corrected = setting(group, "bias_correction");
+  const bool elementwise = !is_on(group, "factored") && fixed;  // it divides as Adam does
+  if (corrected != nullptr && !relative) {
+    const bool theirs = is_none(corrected) ? elementwise : corrected->is_on();
+    if (theirs != (adam || fixed))
+      return "bias_correction is " + value_text(*corrected) + ", so its means are " +
+             (theirs ? "" : "not ") + "corrected, and those of others " +
+             (theirs ? "are not" : "are");
+    if (theirs && !adam && is_on(group, "weight_decay") && is_on(group, "scale_weight_decay"))
+      return "its weight decay is corrected as its means are (scale_weight_decay), and that of "
+             "others is not";
+  }
+  const Value* normalized = setting(group, "momentum_only_1d");
+  if (normalized == nullptr || (is_none(normalized) ? elementwise : !normalized->is_on()))
+    return "";
+  for (const size_t i : group.params) {
+    bool mean = false, full = false;
+    for (const State& s : model.params[i].states) {
+      mean |= s.name == "exp_avg";
+      full |= s.name == "variance" || s.name == "exp_avg_sq";
+    }
+    if (mean && full)
+      return "the momentum of " + shown(model.params[i]) +
+             " is one of normalized gradients (momentum_only_1d), and that of others one of "
+             "gradients";
+  }
+  return "";
+}
+
+/// The settings as other libraries have them. `eps` is a pair here, of which Adam has the first,
+/// and a beta2 takes the place of beta2_decay.
+void translate(Model& model, Group& group) {
+  Settings& all = group.settings;
+  if (model.algorithm == "adafactor" && is_none(setting(group, "beta2_decay")))
+    take_from(all, "beta2_decay");
+  if (model.algorithm != "adam") return;
+  const auto first = real_setting(group, "beta1"), second = real_setting(group, "beta2");
+  if (first && second)
+    set_in(all, "betas", Value::tuple({Value::floating(*first), Value::floating(*second)}));
+  const Value* eps = setting(group, "eps");
+  if (eps == nullptr || eps->items.size() != 2) return;
+  const Value said = eps->items[0];
+  take_from(all, "eps");
+  if (!said.is(Value::Kind::kNone)) set_in(all, "eps", said);
+}
+
 }  // namespace
 
 Result<const Leaf*> AdafactorEntry::intact(const std::string& name, const char* dtype,
@@ -274,6 +330,13 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
     if (param.known_shape && param.shape.size() >= 2) ++low_rank;
   }
   model.algorithm = algorithm_of(model);
+  for (Group& group : model.groups) {
+    const std::string why = own_step(model, group);
+    if (model.refusal.empty() && !why.empty())
+      model.refusal = "its optimizer of adafactor-8bit cannot continue in another: " + why +
+                      "; continue with it, or start a new optimizer from the weights";
+    translate(model, group);
+  }
   return model;
 }
 

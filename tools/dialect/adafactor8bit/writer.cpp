@@ -171,8 +171,8 @@ Settings came_settings(const Group& group) {
 }
 
 /// lowbit.Adafactor's settings under the names of that package, without those that it does not
-/// have.
-Settings adafactor_settings(const Group& group) {
+/// have, and with those that it reads from each group (0.4.6: optimizer.py, step).
+Settings adafactor_settings(const Group& group, DialectReport& report) {
   Settings s = settings_elsewhere(group);
   for (const char* name : {"add_eps", "rank", "update_proj_gap", "scale_type", "projection"})
     take_from(s, name);
@@ -182,9 +182,48 @@ Settings adafactor_settings(const Group& group) {
     set_in(s, "enable_fira_for_adafactor", Value::boolean(true));
     set_in(s, "fira_margin", *margin);
   }
+  Settings usual = {{"beta1", Value::none()},
+                    {"beta2", Value::none()},
+                    {"beta3", Value::none()},
+                    {"relative_step", Value::boolean(true)},
+                    {"scale_parameter", Value::boolean(true)}};
+  for (auto& [key, value] : usual) {
+    if (!has_setting(group, key)) set_in(s, key, std::move(value));
+  }
   const auto by = take_from(s, "decay_by");
-  if (by && by->is(Value::Kind::kText))
-    set_in(s, "scale_weight_decay", Value::boolean(by->text == "alpha"));
+  const std::string said = by && by->is(Value::Kind::kText) ? by->text : "lr";
+  set_in(s, "scale_weight_decay", Value::boolean(said == "alpha"));
+  const Value* relative = setting(group, "relative_step");
+  if (said == "lr" && is_on(group, "weight_decay") && (relative == nullptr || relative->is_on()))
+    report.warnings.push_back(
+        "adafactor-8bit decays weights by the relative step, not by lr as here: where that is "
+        "smaller than lr, its next steps decay less");
+  return s;
+}
+
+/// Adam's under the names of that package, with those that make its one optimizer AdamW (0.4.6:
+/// _ADAMW in presets.py). Its second eps is that of Adafactor, at its default.
+Settings adam_settings(const Group& group) {
+  Settings s = settings_elsewhere(group);
+  const auto take = [&](const char* name) {
+    auto said = take_from(s, name);
+    for (const auto& [key, value] : lowbit_settings("adam")) {
+      if (!said && key == name) said = value;
+    }
+    return said.value_or(Value::none());
+  };
+  const Value betas = take("betas"), eps = take("eps");
+  const auto beta = [&](size_t i) {
+    return i < betas.items.size() ? betas.items[i] : Value::none();
+  };
+  set_in(s, "beta1", beta(0));
+  set_in(s, "beta2", beta(1));
+  set_in(s, "beta2_decay", Value::none());
+  set_in(s, "beta3", Value::none());
+  set_in(s, "eps", Value::tuple({eps, Value::floating(1e-3)}));
+  set_in(s, "d", Value::floating(0));
+  for (const char* off : {"factored", "relative_step", "scale_parameter", "scale_weight_decay"})
+    set_in(s, off, Value::boolean(false));
   return s;
 }
 
@@ -211,11 +250,18 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
         out.leaves, f != "float32" && n >= kMinQuantized && !stays_full_precision(param, wanted)};
     RETURN_IF_ERROR(writer.write());
   }
+  // Its own groups as the file has them, without what reading made of them.
+  std::vector<Group> own;
+  if (model.dialect == "adafactor8bit") {
+    ASSIGN_OR_RETURN(tree, optimizer_tree_of(*model.document));
+    own = std::move(tree.groups);
+  }
   const auto settings_for = [&](const Group& group) {
-    if (model.dialect == "adafactor8bit") return group.settings;
+    if (!own.empty()) return own[static_cast<size_t>(&group - model.groups.data())].settings;
     const std::string& is = model.algorithm;
     Settings s = is == "came"        ? came_settings(group)
-                 : is == "adafactor" ? adafactor_settings(group)
+                 : is == "adafactor" ? adafactor_settings(group, report)
+                 : is == "adam"      ? adam_settings(group)
                                      : settings_elsewhere(group);
     set_in(s, "quantize", Value::boolean(f != "float32"));
     set_in(s, "block_size", Value::number(kBlock));

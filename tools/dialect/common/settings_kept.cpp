@@ -44,6 +44,8 @@ const std::vector<OptionalSetting>& optional_settings() {
       {"scale_parameter", yes, "adafactor"},
       {"decay_by", Value::words("lr"), "adafactor", true},
       {"scale_weight_decay", no, "adafactor", true},
+      {"scale_weight_decay", no, "adam", true},
+      {"d", zero, "adam"},  // adafactor-8bit's, of the root mean square of updates
       {"fira_margin", none, "adafactor"},
       {"factored", yes, "adafactor"},
       {"add_eps", no, "adafactor"},
@@ -72,7 +74,7 @@ const std::map<std::string, std::map<std::string, Keys>>& other_dialects() {
         {"came", {"maximize"}},
         {"adafactor",
          {"maximize", "beta1", "beta2", "relative_step", "scale_parameter", "decay_by", "factored",
-          "fira_margin"}}}}};
+          "fira_margin", "scale_weight_decay"}}}}};
   return all;
 }
 
