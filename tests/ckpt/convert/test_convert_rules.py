@@ -45,6 +45,10 @@ OTHERS = {
     "AdaBound": ((*MOMENTS, "step"), {**ADAM, "final_lr": 0.1, "gamma": 1e-3, "amsbound": False}),
     "Nadam of timm": ((*MOMENTS, "step", "m_schedule"), {**ADAM, "schedule_decay": 4e-3}),
     "RAdam of timm": ((*MOMENTS, "step"), {**ADAM, "buffer": [[None] * 3 for _ in range(10)]}),
+    "GaLore or APOLLO of their own packages": (
+        (*MOMENTS, "step"),
+        {**ADAM, "correct_bias": True, "rank": 8, "update_proj_gap": 200, "proj_type": "std"},
+    ),
     "FusedNovoGrad of Apex": (
         ("exp_avg",),
         {**ADAM, "bias_correction": True, "grad_averaging": True, "norm_type": 2},
@@ -283,3 +287,27 @@ def test_a_lion_stays_lion(tmp_path, of_bitsandbytes):
     assert seen(tmp_path, convert(tmp_path, content, "torch")) == "lion"
     opt = lowbit.Lion([torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(2)])
     opt.load_state_dict(content)
+
+
+def test_a_lion_that_counts_no_steps(tmp_path):
+    """As that of lion-pytorch, which load_optimizer takes too."""
+    content = saved(["exp_avg"], {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.1})
+    for to in ("lowbit", "bitsandbytes"):
+        state = convert(tmp_path, content, to)["state"]
+        assert [float(state[i]["step"]) for i in range(2)] == [1, 1], to
+    opt = lowbit.Lion([torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(2)])
+    lowbit.load_optimizer(opt, tmp_path / "in.pt")
+    assert all(float(state["step"]) == 1 for state in opt.state.values())
+
+
+class Projector:  # of galore_torch and apollo_torch, which torch.save pickles by its class
+    pass
+
+
+def test_an_object_in_the_state_is_named(tmp_path):
+    content = saved(*OTHERS["GaLore or APOLLO of their own packages"])
+    content["state"][0]["projector"] = Projector()
+    torch.save(content, tmp_path / "o.pt")
+    opt = lowbit.AdamW([torch.nn.Parameter(torch.zeros(SHAPE)) for _ in range(2)])
+    with pytest.raises(ValueError, match=r"projector: is opaque .*Projector.*cannot continue"):
+        lowbit.load_optimizer(opt, tmp_path / "o.pt")

@@ -97,3 +97,10 @@ def test_what_it_does_not_write(state, text, tmp_path):
     torch.save(content(state), tmp_path / "a.pt")
     said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", code=3).stderr
     assert "parameter 0" in said and text in said
+
+
+def test_states_of_a_subspace_are_refused(tmp_path):
+    """GaLore's Adafactor is this one with a projection; its states are of smaller matrices."""
+    torch.save(content(rank=3, update_proj_gap=200, proj_type="std"), tmp_path / "a.pt")
+    said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "lowbit", code=3).stderr
+    assert "it is GaLore's, whose states are of gradients in a subspace" in said

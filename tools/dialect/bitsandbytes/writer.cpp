@@ -78,7 +78,7 @@ class BitsandbytesWriter {
     if (const Value* step = number_in(p, "step")) {
       ASSIGN_OR_RETURN(whole, whole_of(*step, shown(p) + ": step"));
       steps = whole;
-    } else if (model_.algorithm == "sgd" && !p.states.empty()) {
+    } else if ((model_.algorithm == "sgd" || model_.algorithm == "lion") && !p.states.empty()) {
       steps = 1;  // bitsandbytes takes the first gradient for the buffer, torch's SGD counts none
     } else {
       return bad(shown(p) + ": has no step");

@@ -106,9 +106,9 @@ class LowbitWriter {
     if (p.states.empty() && p.numbers.empty()) return fine();  // it never was stepped
     const Value* step = number_in(p, "step");
     const bool counts =
-        model_.algorithm != "sgd" && model_.algorithm != "lars" &&
+        model_.algorithm != "sgd" && model_.algorithm != "lars" && model_.algorithm != "lion" &&
         !(model_.algorithm == "muon" && !p.states.empty() && p.states[0].name == "momentum_buffer");
-    double steps = !counts && !p.states.empty() ? 1 : 0;  // SGD, LARS, Muon count none
+    double steps = !counts && !p.states.empty() ? 1 : 0;  // SGD, LARS, Lion, Muon need none
     if (step != nullptr) {
       ASSIGN_OR_RETURN(counted, steps_of(*step, shown(p) + ": its step"));
       steps = counted;

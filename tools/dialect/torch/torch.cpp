@@ -10,6 +10,7 @@
 #include "dialect/tree/algorithm.h"
 #include "dialect/tree/optimizer_tree.h"
 #include "io/text.h"
+#include "pickle/plain.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -64,6 +65,9 @@ Result<Model> read(std::shared_ptr<const Document> document, const OptimizerTree
         p.numbers.emplace_back(name, std::move(number));
         continue;
       }
+      if (leaf->kind == Leaf::Kind::kOpaque)
+        return bad(printable(leaf->name()) + ": is opaque (" + opaque_names(leaf->value) +
+                   "), and the optimizer cannot continue without it");
       if (!is_float(*leaf))
         return bad(printable(leaf->name()) +
                    ": is not a tensor of floating-point numbers, so it is not "

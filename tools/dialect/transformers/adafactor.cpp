@@ -75,6 +75,10 @@ Status read_param(const Entry& entry, Param& param) {
 /// Why lowbit.Adafactor does not step as a group did; "" where it does.
 Result<std::string> refusal(const Model& model, const Group& group,
                             std::vector<std::string>& warnings) {
+  if (has_setting(group, "rank") && has_setting(group, "proj_type"))
+    return std::string(
+        "it is GaLore's, whose states are of gradients in a subspace; continue with that "
+        "optimizer, or start a new one from the weights");
   const Value* beta1 = setting(group, "beta1");
   const bool mean = std::any_of(group.params.begin(), group.params.end(), [&](size_t i) {
     const auto& states = model.params[i].states;

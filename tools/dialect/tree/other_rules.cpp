@@ -40,6 +40,7 @@ const std::vector<Signature>& signatures() {
       {"adam", {"momentum_decay"}, "NAdam"},
       {"adam", {"caution"}, "NAdamW of timm", "amsgrad"},
       {"adam", {"decoupled_weight_decay", "foreach"}, "RAdam", "amsgrad"},
+      {"adam", {"rank", "update_proj_gap", "proj_type"}, "GaLore or APOLLO of their own packages"},
       {"lion", {"grad_averaging", "norm_type"}, "FusedNovoGrad of Apex"},
       {"lion", {"beta"}, "Tiger", "betas"},
       // A file from which states were left out. A Lion of bitsandbytes has eps=0.
