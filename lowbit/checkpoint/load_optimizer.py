@@ -248,7 +248,7 @@ def _states_and_settings(
             known = [settings[number] if number < len(settings) else settings[0]]
         # a file without groups
         kept = {key: value for key, value in group.items() if key != "params"}
-        made.append(agreed(number, group, known, _hyper(opt)) if known else kept)
+        made.append(agreed(number, group, known, _hyper(opt), opt.counted) if known else kept)
     states = [None if param is None else _state_of(checkpoint, param) for param in params]
     return states, made
 

@@ -348,7 +348,7 @@ def _by_name(opt: StatefulOptimizer, saved: list[dict[str, Any]]) -> list[dict[s
     made, names = [], iter(ours)
     for number, group in enumerate(opt.param_groups):
         found = [source[next(names)] for _ in group["params"]]
-        settings = agreed(number, group, [of for _, of in found])
+        settings = agreed(number, group, [of for _, of in found], counted=opt.counted)
         made.append({**settings, "params": [key for key, _ in found]})
     return made
 

@@ -5,7 +5,7 @@ and those that a state dict has.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -137,6 +137,7 @@ def agreed(
     group: Mapping[str, Any],
     sources: Sequence[Mapping[str, Any]],
     keys: Sequence[str] | None = None,
+    counted: Container[str] = (),
 ) -> dict[str, Any]:
     """The settings that a group takes over from the saved groups of its parameters: those in which
     they agree. The others it keeps, with a warning.
@@ -145,6 +146,10 @@ def agreed(
         number: of the group, for the warning.
         sources: of each parameter that has any.
         keys: that are taken over; all but how state is laid out by default.
+        counted: those that steps write, in which the saved groups must agree.
+
+    Raises:
+        ValueError: they differ in what steps write, which no setting of the group can replace.
     """
     distinct = list({id(source): source for source in sources}.values())
     if not distinct:
@@ -161,10 +166,17 @@ def agreed(
             for value in (source.get(key) for source in distinct):
                 if not any(_same(value, before) for before in differing):
                     differing.append(value)
-            warnings.warn(
+            found = (
                 f"group {number} has parameters of {len(distinct)} groups of the checkpoint, "
-                f"which differ in {key} ({', '.join(map(repr, differing))}): it keeps its own, "
-                f"{group[key]!r}",
+                f"which differ in {key} ({', '.join(map(repr, differing))})"
+            )
+            if key in counted:
+                raise ValueError(
+                    f"{found}: steps have counted it for each of them, and one group cannot go on "
+                    "with both; build the optimizer with the groups that were saved"
+                )
+            warnings.warn(
+                f"{found}: it keeps its own, {group[key]!r}",
                 stacklevel=outside(),
             )
     return made

@@ -85,6 +85,7 @@ class StatefulOptimizer(Optimizer):
     decides: tuple[
         str, ...
     ] = ()  # group entries that the rule depends on and that may change between steps
+    counted: tuple[str, ...] = ()  # group entries that steps write, as a part of the state
 
     def check_options(self, group: Mapping[str, Any]) -> None:
         """Checks all options of a group, or of the optimizer itself,

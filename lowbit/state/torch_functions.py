@@ -40,6 +40,13 @@ def options_of_load() -> Any:
     return next((info for info in infos if hasattr(info, "full_state_dict")), None)
 
 
+def is_loading() -> bool:
+    """Whether a `set_optimizer_state_dict` is under way, which may ask for the state that it
+    replaces.
+    """
+    return any(frame.f_code.co_name == "_load_optim_state_dict" for frame in _calls())
+
+
 def _calls() -> Iterator[FrameType]:
     """The calls of torch's functions for optimizer state that are under way."""
     frame: FrameType | None = sys._getframe(1)

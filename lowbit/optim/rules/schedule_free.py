@@ -15,6 +15,7 @@ from lowbit import sharding
 from lowbit.config import arguments
 from lowbit.config.arguments import Options
 from lowbit.optim.optimizer import LowbitOptimizer
+from lowbit.state.torch_functions import is_loading
 from lowbit.state.weights import mix
 from lowbit.step.group import StepGroup
 from lowbit.step.numbers import capturing
@@ -54,6 +55,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             is a tensor on a GPU; or ZeroRedundancyOptimizer hands out groups of
             `lowbit.param_groups`, and a mode would be one rank's.
     """
+
+    counted = ("k", "train_mode", "weight_sum", "lr_max")
 
     @arguments.documents_options(Options)
     def __init__(
@@ -175,7 +178,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             RuntimeError: the optimizer has stepped and is in train mode, in which the model's
                 weights are not the result: call `eval()`, save both, then call `train()`.
         """
-        self.check_saving()
+        if not is_loading():  # torch asks for the state that it replaces
+            self.check_saving()
         return super().state_dict()
 
     def check_saving(self) -> None:
@@ -183,7 +187,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             raise RuntimeError(
                 "the optimizer is in train mode, in which the model's weights are not the average "
                 "that a checkpoint should have: call opt.eval(), save the model and the optimizer, "
-                "then call opt.train()"
+                "then call opt.train(). To load one into what torch.distributed.checkpoint gets "
+                "here, call opt.eval() before the weights are loaded"
             )
 
     def _check_overwritten(self) -> None:

@@ -8,6 +8,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_state_dict,
+    set_state_dict,
+)
 
 import lowbit
 from lowbit import ops
@@ -205,6 +210,49 @@ def test_a_checkpoint_in_train_mode_is_refused():
         go_on(some, o, range(5, 9))
     assert same(bits(params, opt), bits(again, other))
     assert opt.param_groups[0]["weight_sum"] == other.param_groups[0]["weight_sum"]
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_a_run_in_train_mode_is_rolled_back_by_torchs_functions(full):
+    """With full_state_dict they ask for the state that they replace, which is no checkpoint."""
+    model = nn.Linear(64, 96)
+    opt = lowbit.ScheduleFreeAdamW(model.named_parameters(), lr=0.02)
+    opt.train()
+    go_on([*model.parameters()], opt, range(3))
+    opt.eval()
+    options = StateDictOptions(full_state_dict=full)
+    saved, state = copy.deepcopy(get_state_dict(model, opt, options=options))
+    opt.train()
+    go_on([*model.parameters()], opt, range(3, 5))
+    with pytest.raises(RuntimeError, match=r"before the weights are loaded"):
+        get_state_dict(model, opt, options=options)
+    set_state_dict(model, opt, model_state_dict=saved, optim_state_dict=state, options=options)
+    group = opt.param_groups[0]
+    assert group["train_mode"] is False and group["k"] == 3
+    assert all(torch.equal(saved[key], value) for key, value in model.state_dict().items())
+
+
+def test_groups_that_counted_apart_are_not_joined(tmp_path):
+    """One group would begin the average anew, whose next step would replace it by z."""
+    params, opt = trained()
+    late = nn.Parameter(drawn(32, 256, seed=9))
+    opt.add_param_group({"params": [("late", late)]})
+    go_on([*params, late], opt, range(5, 7))
+    opt.eval()
+    torch.save(opt.state_dict(), tmp_path / "opt.pt")
+    named = [("p0", params[0]), ("p1", params[1]), ("late", late)]
+    other = lowbit.ScheduleFreeAdamW(named, lr=0.02)
+    words = r"group 0 has parameters of 2 groups.*differ in k \(7, 2\).*groups that were saved"
+    with pytest.raises(ValueError, match=words):
+        other.load_state_dict(opt.state_dict())
+    with pytest.raises(ValueError, match=words):
+        lowbit.load_optimizer(other, tmp_path / "opt.pt")
+    several = lowbit.ScheduleFreeAdamW([{"params": named[1:2]}, {"params": named[::2]}], lr=0.02)
+    with pytest.raises(ValueError, match="differ in k"):
+        several.load_state_dict(opt.state_dict())
+    apart = lowbit.ScheduleFreeAdamW([{"params": [one]} for one in named], lr=0.02)
+    apart.load_state_dict(opt.state_dict())
+    assert [group["k"] for group in apart.param_groups] == [7, 7, 2]
 
 
 def test_a_group_that_comes_later_has_the_mode_of_the_others():
