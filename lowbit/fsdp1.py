@@ -4,6 +4,8 @@ and saves state as FSDP2 does.
 
 from __future__ import annotations
 
+import weakref
+
 from torch import Tensor, nn
 
 from lowbit import flat, sharding
@@ -66,3 +68,4 @@ def bind(model: nn.Module, opt: LowbitOptimizer, *, export: str | None = None) -
         sharding.flats[p] = several[0].flat
     if slices:
         flat.bind(opt, [each for p in wanted for each in slices.get(p, ())], export=export)
+        opt.wrapped = weakref.ref(model)

@@ -31,6 +31,7 @@ class SteppingOptimizer(StatefulOptimizer):
         self.kept = Kept()
         self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         self.steppers: list[Any] = []  # the handles of step_in_backward
+        self.wrapped: Any = None  # weakly, the module that fsdp1.bind was given
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
@@ -42,6 +43,7 @@ class SteppingOptimizer(StatefulOptimizer):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self.kept, self.stepped_early = Kept(), set()
+        self.__dict__.setdefault("wrapped", None)
         self.__dict__.setdefault("steppers", [])  # a load keeps them, a copy has none
 
     def lay_out_again(self) -> None:

@@ -19,7 +19,7 @@ from lowbit.sharding.collective import (
 from lowbit.sharding.exchange import Matrices, Whole, from_owners, owners, to_owners
 from lowbit.sharding.flat_shard import Flat, FlatShard, flats, is_flat
 from lowbit.sharding.flat_slice import FlatSlice, flat_shards, section, sections
-from lowbit.sharding.fsdp1 import flat_shards_of, flat_slices_of, flattened_weights
+from lowbit.sharding.fsdp1 import flat_shards_of, flat_slices_of, flattened_weights, reshard_flat
 from lowbit.sharding.home import Home, Sent, from_homes, homes, returned, to_homes
 from lowbit.sharding.nodes import Exchange
 from lowbit.sharding.part import CUT_ALL, CUT_ENDS, CUT_NONE, Part
@@ -66,6 +66,7 @@ from lowbit.sharding.wrapper import (
     reset_fully_sharded,
     reset_reducer,
     reshard,
+    reshard_owners,
 )
 
 __all__ = [
@@ -136,6 +137,8 @@ __all__ = [
     "reset_fully_sharded",
     "reset_reducer",
     "reshard",
+    "reshard_flat",
+    "reshard_owners",
     "returned",
     "row_range",
     "row_shards",

@@ -49,6 +49,18 @@ def _handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
             yield path, handle, flat
 
 
+def reshard_flat(model: nn.Module) -> None:
+    """Gives up the weights that FSDP1 has gathered and holds beyond a pass,
+    so that the next pass gathers them again.
+    """
+    for path, handle, flat in _handles(model):
+        begun = hasattr(flat, "_full_param_padded")  # since the first pass
+        if begun and handle.uses_sharded_strategy and not handle.needs_unshard():
+            from torch.distributed.fsdp._runtime_utils import _reshard
+
+            _reshard(model.get_submodule(path), handle, True)
+
+
 def _original(path: str, fqn: str, clean: Clean) -> str:
     return clean(f"{path}.{fqn}".removeprefix("."))
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -81,6 +82,18 @@ def reshard(module: Any) -> None:
     for part in module.modules():
         if is_fsdp_module(part):
             part.reshard()
+
+
+def reshard_owners(params: Collection[Any]) -> None:
+    """`reshard` of all modules in which FSDP2 has sharded any of these parameters."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    for module in list(getattr(states, "_module_state_mapping", ())):
+        if is_fsdp_module(module) and any(
+            record.sharded_param in params
+            for group in param_groups(module)
+            for record in group.fsdp_params
+        ):
+            module.reshard()
 
 
 def reset_fully_sharded(module: Any) -> bool:

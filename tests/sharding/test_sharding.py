@@ -73,6 +73,33 @@ def mesh(tmp_path):
     dist.destroy_process_group()
 
 
+def test_modes_give_up_what_an_evaluation_gathered(mesh):
+    """FSDP2 keeps the root's gathered weights after a pass without a backward pass: the next one
+    trained at the average."""
+    from torch.distributed.fsdp import fully_shard
+
+    def losses(shard):
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8))
+        if shard:
+            fully_shard(model[0], mesh=mesh)
+            fully_shard(model, mesh=mesh)
+        opt = lowbit.ScheduleFreeAdamW(model.named_parameters(), lr=0.05)
+        x, found = torch.randn(4, 32), []
+        for _ in range(3):
+            opt.train()
+            loss = model(x).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            opt.eval()
+            with torch.no_grad():
+                found += [loss.item(), model(x).square().mean().item()]
+        return found
+
+    assert losses(True) == losses(False)
+
+
 def test_dtensors_on_one_rank(mesh):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 

@@ -152,6 +152,8 @@ class ScheduleFreeAdamW(LowbitOptimizer):
     @torch.no_grad()
     def _set_mode(self, train: bool) -> None:
         moving = [group for group in self.param_groups if bool(group["train_mode"]) != train]
+        if moving:
+            self._give_up_gathered()
         for group, p, lay in self.laid_out():
             state = self.state_of(p)
             if not any(group is one for one in moving) or not float(state.get("step", 0.0)) > 0:
@@ -162,6 +164,15 @@ class ScheduleFreeAdamW(LowbitOptimizer):
             raise_versions(versioned([p]))
         for group in moving:
             group["train_mode"] = train
+
+    def _give_up_gathered(self) -> None:
+        """Gives up weights that FSDP has gathered and holds beyond a pass, as after an evaluation:
+        the next pass would take those of the mode before.
+        """
+        sharding.reshard_owners({p for group in self.param_groups for p in group["params"]})
+        model = None if self.wrapped is None else self.wrapped()
+        if model is not None:
+            sharding.reshard_flat(model)
 
     def _check_mode(self) -> None:
         if not all(group["train_mode"] for group in self.param_groups):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import pathlib
+from typing import Any
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -245,6 +246,34 @@ def momentum_later(wrapper: str) -> list[str]:
             group["momentum"] = 0.9
         train(opt, range(2, 5))
     return unequal(opts[1], kept_of(models[0], opts[0]))
+
+
+def modes_after_an_evaluation(orig: bool) -> tuple[list[float], list[float]]:
+    """Losses of one process, and of FSDP1, whose root keeps what it gathered in an evaluation."""
+
+    def losses(shard: bool) -> list[float]:
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(32, 64), nn.Linear(64, 8))
+        if shard:
+            cpu = torch.device("cpu")
+            model[0] = FullyShardedDataParallel(model[0], use_orig_params=orig, device_id=cpu)
+            model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=cpu)
+        opt = lowbit.ScheduleFreeAdamW(model.named_parameters(), lr=0.05, state_format="float32")
+        if shard:
+            fsdp1.bind(model, opt)
+        x, found = torch.randn(4, 32), []
+        for _ in range(3):
+            opt.train()
+            loss = model(x).square().mean()
+            loss.backward()
+            opt.step()
+            opt.zero_grad()
+            opt.eval()
+            with torch.no_grad():
+                found += [loss.item(), model(x).square().mean().item()]
+        return found
+
+    return losses(False), losses(True)
 
 
 # Float32 weights

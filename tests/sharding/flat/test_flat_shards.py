@@ -54,6 +54,12 @@ def test_a_momentum_that_comes_between_steps(pool, wrapper):
         assert found == []
 
 
+@pytest.mark.parametrize("orig", [True, False])
+def test_modes_give_up_what_an_evaluation_gathered(pool, orig):
+    for alone, found in pool.run(2, flat_worker.modes_after_an_evaluation, orig):
+        assert found == pytest.approx(alone, rel=1e-4)
+
+
 def test_unbound_flat_shards_are_refused_with_one_message(pool):
     for messages in pool.run(2, flat_worker.unbound):
         for message in messages:
