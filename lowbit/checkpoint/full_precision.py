@@ -83,6 +83,7 @@ def set_fp32_model_state_dict(
             )
         if not floating and given.dtype != value.dtype:
             raise ValueError(f"{name!r} is {given.dtype}, the model's {value.dtype}")
+    sharding.reshard_flat(model)  # FSDP1 may hold the gathered weights of before
     for name, given in state_dict.items():
         value = own[name]
         if id(value) in kept:

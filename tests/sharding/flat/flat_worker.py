@@ -304,6 +304,21 @@ def float32_weights(wrapper: str, name: str) -> list[str]:
     return wrong
 
 
+def stored_after_an_evaluation(orig: bool) -> float:
+    """The norm of what a pass makes of weights of 0 that were stored after another pass."""
+    cpu = torch.device("cpu")
+    model = FullyShardedDataParallel(nn.Linear(96, 80), use_orig_params=orig, device_id=cpu)
+    opt = lowbit.AdamW(model.named_parameters())
+    fsdp1.bind(model, opt)
+    weights = lowbit.get_fp32_model_state_dict(model, opt)
+    x = torch.ones(2, 96)
+    with torch.no_grad():
+        assert model(x).norm() > 0
+        zeros = {key: torch.zeros_like(value) for key, value in weights.items()}
+        lowbit.set_fp32_model_state_dict(model, opt, zeros)
+        return model(x).norm().item()
+
+
 def no_master_free(wrapper: str) -> str:
     own = FullyShardedDataParallel(
         nn.Linear(96, 80), use_orig_params=True, device_id=torch.device("cpu")

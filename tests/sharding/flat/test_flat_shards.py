@@ -126,6 +126,12 @@ def test_float32_weights(pool, wrapper, name):
     assert pool.run(ranks, flat_worker.float32_weights, wrapper, name) == [[]] * ranks
 
 
+@pytest.mark.parametrize("orig", [True, False])
+def test_float32_weights_after_an_evaluation(pool, orig):
+    """Its root keeps what it gathered."""
+    assert pool.run(2, flat_worker.stored_after_an_evaluation, orig) == [0, 0]
+
+
 def test_to_master_free_is_refused(pool):
     for message in pool.run(2, flat_worker.no_master_free, "FSDP1 orig"):
         assert "FSDP1" in message and "lowbit.set_fp32_model_state_dict" in message
