@@ -391,13 +391,6 @@ class InBackward:
 
     def _before_rest(self, opt: Any, args: Any, kwargs: Any) -> Any:
         """Clips parameters that no hook stepped in the last micro-batch like the others."""
-        if self.max_norm is None:
-            return None
-        # even if this rank has no gradient: other ranks wait for its part of the norm
-        self._begin()
-        for group in opt.param_groups:
-            for p in group["params"]:
-                self._sums.add(p)
         if self._divisor is None:
             return None
         given = kwargs.get("grad_scale")
@@ -408,7 +401,11 @@ class InBackward:
 
     def _end(self, opt: Any, args: Any, kwargs: Any) -> None:
         if self.max_norm is not None:
-            self._begin()  # where the closure's zero_grad() has given up what `_before_rest` began
+            # even if this rank has no gradient: other ranks wait for its part of the norm
+            self._begin()
+            for group in opt.param_groups:  # those without a hook, which a closure may have filled
+                for p in group["params"]:
+                    self._sums.add(p)
             norm = self._sums.norm()
             if self.scaler is not None:
                 norm = norm / self.scaler.scale(torch.ones_like(norm))

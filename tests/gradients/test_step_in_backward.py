@@ -415,6 +415,30 @@ def test_clipping_with_what_has_no_hook_and_with_a_scaler():
     assert not hasattr(opt, "grad_scale") and not hasattr(opt, "found_inf")
 
 
+@pytest.mark.parametrize("clears", [False, True])
+def test_what_a_closure_leaves_without_a_hook_counts_in_the_norm(clears):
+    """A layer that was unfrozen later, as Lightning's finetuning does, whose closures clear."""
+    net, opt = build()
+    extra = nn.Parameter(torch.ones(3))
+    opt.add_param_group({"params": [("extra", extra)]})
+    released = lowbit.step_in_backward(net, opt, max_norm=1e9)
+    extra.grad = torch.full_like(extra, 1e3 if clears else 0.0)  # of before
+
+    def closure():
+        if clears:
+            opt.zero_grad()
+        loss = net(tokens(0)) + extra.square().sum()
+        loss.backward()
+        return loss
+
+    other, _ = build()
+    other(tokens(0)).backward()
+    twos = nn.Parameter(torch.ones(3))
+    twos.grad = torch.full((3,), 2.0)
+    opt.step(closure)
+    assert torch.equal(released.norm, clip.total_norm([*other.parameters(), twos]))
+
+
 def test_a_backward_pass_that_raises_is_no_part_of_the_next_norm():
     net, opt = build()
     released = lowbit.step_in_backward(net, opt, max_norm=1e9)
