@@ -119,8 +119,8 @@ def accumulate(
             an accumulator, is stepped in the backward pass, is not float32, bfloat16 or float16,
             or is one of DDP's `delay_all_reduce_named_params`; or an argument out of range.
         RuntimeError: in the first forward or backward pass, if `fully_shard` or DDP wrapped the
-            model after this call; or if a DDP backward pass runs outside `micro`, or the last one
-            under `no_sync()`.
+            model after this call, or a parameter is trained that was frozen or not there; or if a
+            DDP backward pass runs outside `micro`, or the last one under `no_sync()`.
     """
     check_model("accumulate", model)
     if dtype is not None and dtype not in _DTYPES:

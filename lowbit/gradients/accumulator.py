@@ -57,11 +57,9 @@ class Accumulator:
         places.check_buckets(model, self._params)
         for q in self._params:
             self._attach(q, hooks)
+        self._names = {held.name: p for p, held in self._params.items()}
         self._check_place = functools.partial(
-            places.check_place,
-            what="lowbit.accumulate",
-            names={held.name: p for p, held in self._params.items()},
-            frozen=self._frozen,
+            places.check_place, what="lowbit.accumulate", names=self._names, frozen=self._frozen
         )
         if hooks:
             check = model.register_forward_pre_hook(self._check_place, prepend=True)
@@ -212,9 +210,9 @@ class Accumulator:
         Call it after each backward pass if `hooks=False`.
 
         Raises:
-            RuntimeError: a parameter was unfrozen since.
+            RuntimeError: a parameter was unfrozen or added since.
         """
-        places.check_frozen(self._frozen)
+        places.check_trained(self.model, self._names, self._frozen)
         for group in by_bytes(p for p in self._params if p.grad is not None):
             self._take(*group)
             for p in group:

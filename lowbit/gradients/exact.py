@@ -70,11 +70,9 @@ class ExactAccumulator:
         for p in params:
             places.accumulators[p] = weakref.ref(self)
         self._frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
+        self._names = {name: p for p, name in params.items()}
         check_place = functools.partial(
-            places.check_place,
-            what="lowbit.accumulate",
-            names={name: p for p, name in params.items()},
-            frozen=self._frozen,
+            places.check_place, what="lowbit.accumulate", names=self._names, frozen=self._frozen
         )
         self._handles = [model.register_forward_pre_hook(check_place, prepend=True)]
         self._recovery = None if flat else places.Recovery(model, params)
@@ -185,7 +183,7 @@ class ExactAccumulator:
                 raise ValueError("a micro-batch with an index has one backward pass: leave out one")
             self._check_index(index)
         if self._round == 0:
-            places.check_frozen(self._frozen)
+            places.check_trained(self.model, self._names, self._frozen)
             self._check_cleared()
 
     def _check_index(self, index: int) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lowbit import sharding
+from lowbit.config.overrides import clean_name
 from lowbit.state.settings import some
 from lowbit.step.numbers import capturing
 
@@ -173,6 +174,29 @@ def check_frozen(frozen: Mapping[str, Tensor]) -> None:
             )
 
 
+def check_trained(
+    model: nn.Module, names: Mapping[str, Tensor], frozen: Mapping[str, Tensor]
+) -> None:
+    """Raises RuntimeError if the model trains a parameter that the accumulator did not find, or
+    found frozen.
+
+    Args:
+        names: the parameters that it adds up, by name.
+        frozen: those that were frozen when it was made, by name.
+    """
+    check_frozen(frozen)
+    known = {id(p) for p in (*names.values(), *frozen.values())}
+    if all(id(p) in known or not p.requires_grad for p in model.parameters()):
+        return
+    before = {clean_name(name) for name in (*names, *frozen)}  # FSDP2 may have gathered them
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) not in known and clean_name(name) not in before:
+            raise RuntimeError(
+                f"{name!r} was added to the model after lowbit.accumulate was called: torch would "
+                "add up its gradients, undivided; call `remove()` and lowbit.accumulate again"
+            )
+
+
 def check_place(
     model: nn.Module,
     *_: Any,
@@ -181,10 +205,10 @@ def check_place(
     frozen: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its
-    parameters got hooks, or if one of `frozen` is trained now.
+    parameters got hooks, or, unless `frozen` is None, as `check_trained` does.
     """
-    if frozen and torch.is_grad_enabled():  # validation may continue
-        check_frozen(frozen)
+    if frozen is not None and torch.is_grad_enabled():  # validation may continue
+        check_trained(model, names, frozen)
     if sharding.is_replicated(model):
         raise RuntimeError(_replicated(model, what))
     if sharding.inside_ddp(model):

@@ -129,6 +129,39 @@ def test_a_parameter_that_was_unfrozen_is_refused(rounding):
     assert net[0].weight.grad is not None
 
 
+@pytest.mark.parametrize("rounding", ["stochastic", "exact", "after the pass"])
+def test_a_parameter_that_was_added_is_refused(rounding):
+    """Such as an adapter's: nothing would divide its gradients."""
+    net = nn.Sequential(layer())
+    later = rounding == "after the pass"
+    accumulator = lowbit.accumulate(
+        net, average=2, **({"hooks": False} if later else {"rounding": rounding})
+    )
+    net.append(net[0])
+    net.append(layer().requires_grad_(False))
+    x = torch.ones(2, 8)
+    for i in range(2):  # what is shared or frozen is not new
+        with accumulator.micro(last=i == 1):
+            net(x).sum().backward()
+            if later:
+                accumulator.add()
+    net.zero_grad()
+    net.append(layer())
+    with torch.no_grad():
+        net(x)  # validation goes on
+    with (
+        pytest.raises(RuntimeError, match=r"'3\.weight' was added to the model after"),
+        accumulator.micro(last=False),
+    ):
+        net(x).sum().backward()
+    if later:
+        net(x).sum().backward()
+        with pytest.raises(RuntimeError, match=r"'3\.weight' was added to the model after"):
+            accumulator.add()
+    accumulator.remove()
+    lowbit.accumulate(net)
+
+
 def test_an_unfrozen_parameter_after_the_backward_pass():
     net = layer()
     net.bias.requires_grad_(False)
