@@ -186,6 +186,9 @@ class NormSums:
     def _measured(self, grad: Tensor) -> Tensor:
         if not grad.numel():
             return self._none(grad.device)
+        if grad.is_complex():  # the square of a magnitude is the sum of those of both parts
+            two = self.power == 2.0
+            grad = torch.view_as_real(grad.resolve_conj()) if two else grad.abs()
         if self.power == math.inf:
             # Exact, and NaN if any element is.
             absmax = torch.linalg.vector_norm(grad, math.inf).float()

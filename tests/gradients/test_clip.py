@@ -175,6 +175,23 @@ def test_every_device_has_the_same_words_and_value():
                     assert torch.equal(clip.root(here * 1024, 1.0), clip.root(there * 1024, 1.0))
 
 
+@pytest.mark.parametrize("power", [1.0, 2.0, 3.0, math.inf])
+def test_complex_gradients_count_by_their_magnitudes(power, monkeypatch):
+    """As in torch, and on a device without the operator of C++ too."""
+    for device in ("cpu", "another"):
+        if device == "another":
+            taken = lambda grads, power: clip.exact_terms(grads[0], float(power))  # noqa: E731
+            monkeypatch.setattr(ops, "exact_powers", taken)
+        for dtype in (torch.complex64, torch.complex128):
+            ours, theirs = (nn.Parameter(torch.zeros(5, 7, dtype=dtype)) for _ in range(2))
+            grad = torch.randn(7, 5, dtype=dtype, generator=torch.Generator().manual_seed(6))
+            ours.grad, theirs.grad = grad.clone().t().conj(), grad.t().conj().resolve_conj()
+            norm = lowbit.clip_grad_norm_([ours], 0.5, power)
+            wanted = nn.utils.clip_grad_norm_([theirs], 0.5, power)
+            torch.testing.assert_close(norm, wanted.float(), rtol=1e-6, atol=0)
+            torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-6, atol=1e-7)
+
+
 def test_infinities_and_nan():
     for values, want in (
         ([math.inf, 1.0], math.inf),
