@@ -93,11 +93,18 @@ class Accumulator:
 
         Raises:
             RuntimeError: `micro` is nested; DDP with static_graph=True begins with a micro-batch
-                that is not the last; or, in the backward pass, the last one ran under no_sync().
+                that is not the last; DDP with find_unused_parameters=True is under join(); or, in
+                the backward pass, the last one ran under no_sync().
         """
         if self._micro:
             raise RuntimeError(places.NESTED)
         self._check_place(self.model)
+        if getattr(self.model, "find_unused_parameters", False):
+            places.check_joined(
+                self.model,
+                "lowbit.accumulate under find_unused_parameters=True",
+                "leave out one of the two, or give each rank as many micro-batches",
+            )
         enqueued = getattr(self.model, "_static_graph_delay_allreduce_enqueued", True)
         if not last and getattr(self.model, "static_graph", False) and not enqueued:
             raise RuntimeError(

@@ -126,11 +126,18 @@ class ExactAccumulator:
 
         Raises:
             ValueError: an index out of range, or twice; or neither `last` nor `average` is given.
-            RuntimeError: contexts are nested; a `p.grad` is left from before the step; or, in the
-                first step, the ranks did not share the micro-batches.
+            RuntimeError: contexts are nested; a `p.grad` is left from before the step; the model is
+                under DDP's join(); or, in the first step, the ranks did not share the
+                micro-batches.
         """
         if self._now is not None:
             raise RuntimeError(places.NESTED)
+        places.check_joined(
+            self.model,
+            'rounding="exact"',
+            "leave it out, and deal micro-batches as accumulator.indices() does, with "
+            "micro(index=None) where a rank has none",
+        )
         if last is None:
             if self.micro_batches is None:
                 raise ValueError("say micro(last=...), or lowbit.accumulate(average=...)")

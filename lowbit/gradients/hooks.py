@@ -93,6 +93,18 @@ def check_buckets(model: Any, params: Mapping[Tensor, Any]) -> None:
         )
 
 
+def check_joined(model: nn.Module, what: str, instead: str) -> None:
+    """Raises RuntimeError under DDP's join(), whose ranks without inputs would leave the others
+    waiting in a collective of lowbit's.
+    """
+    if sharding.is_joined(model):
+        raise RuntimeError(
+            f"{what} has collectives of its own, which DistributedDataParallel.join() does not "
+            f"repeat on a rank without more inputs: {instead}. After a context of join() torch "
+            "leaves it in force until `with model.join(enable=False): pass`"
+        )
+
+
 def check_dtype(p: Tensor, name: str) -> None:
     """Raises ValueError if gradients of a parameter's dtype cannot be added up."""
     if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):

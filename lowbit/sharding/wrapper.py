@@ -22,6 +22,14 @@ def inside_ddp(module: Any) -> bool:
     return around is not None and around is not module and module in around.modules()
 
 
+def is_joined(module: Any) -> bool:
+    """Whether DistributedDataParallel.join() was entered, in which a rank without more inputs
+    repeats torch's collectives alone. torch leaves it in force after its context.
+    """
+    config: Any = getattr(module, "_join_config", None)
+    return config is not None and config.enable and not config.throw_on_early_termination
+
+
 def is_replicated(module: Any) -> bool:
     """Whether composable DDP (torch.distributed._composable.replicate) reduces gradients of a
     module: it was called on a part of the module, or on one around it whose forward pass runs.

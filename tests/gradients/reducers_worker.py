@@ -66,6 +66,37 @@ def under_replicate(use: str, when: str) -> str:
     return said(lambda: model(X))
 
 
+def joined(unused: bool, rounding: str = "stochastic") -> list[str]:
+    """What is said of micro-batches under join(), of which rank 1 has more, and whether the ranks
+    end with other weights; and what after it.
+    """
+    model = DistributedDataParallel(layers(), find_unused_parameters=unused)
+    opt = lowbit.AdamW(model.named_parameters(), lr=1e-2)
+    accumulator = lowbit.accumulate(model, rounding=rounding, average=4)
+
+    def run(steps: int) -> None:
+        for _ in range(steps):
+            for last in (False, True):
+                with accumulator.micro(last=last):
+                    model(X).square().mean().backward()
+            opt.step()
+            opt.zero_grad()
+
+    def uneven() -> None:
+        with model.join():
+            run(1 + dist.get_rank())
+
+    inside = said(uneven)
+    total = sum(p.detach().double().sum() for p in model.parameters())
+    both = [torch.empty_like(total) for _ in range(dist.get_world_size())]
+    dist.all_gather(both, total)
+    agree = all(torch.equal(t, total) for t in both)
+    after = said(lambda: run(1))
+    with model.join(enable=False):
+        run(1)
+    return [inside, after, "" if agree else "other weights"]
+
+
 def with_fsdp(use: str) -> bool:
     """Whether training under replicate_with_fsdp, a kind of FSDP2, leaves the weights of ordinary
     steps on the mean of both ranks' gradients.

@@ -40,6 +40,18 @@ def test_exact_means_need_the_communication_hook(pool):
     assert "needs the communication hook of DistributedDataParallel for itself" in said
 
 
+def test_uneven_inputs_under_join(pool):
+    """A rank that has no more inputs repeats torch's collectives, and not lowbit's."""
+    assert pool.run(2, reducers_worker.joined, False) == [["", "", ""]] * 2
+    for unused, rounding, instead in (
+        (True, "stochastic", "leave out one of the two"),
+        (False, "exact", "accumulator.indices() does, with micro(index="),
+    ):
+        for inside, after, agree in pool.run(2, reducers_worker.joined, unused, rounding):
+            assert instead in inside and "join() does not repeat on a rank" in inside
+            assert inside == after and agree == ""
+
+
 def test_a_model_is_freed_after_exact_means(pool):
     assert pool.run(1, reducers_worker.freed) == [True]
 
