@@ -12,6 +12,7 @@ from typing_extensions import Unpack
 
 from lowbit.config.arguments import Options
 from lowbit.config.presets import choice, scaled
+from lowbit.ops import policy
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.optim.rules.adam import Adam
 from lowbit.optim.rules.adamw import AdamW
@@ -73,6 +74,12 @@ class _TorchaoName(LowbitOptimizer):
                         f"{theirs} out"
                     )
             if block_size is not None:
+                if not block_size:  # which `scaled` takes for the format's own
+                    least, *_, most = policy("blocks")
+                    raise ValueError(
+                        f"block_size={block_size!r} should be a power of two from {least} to "
+                        f"{most}; leave it out for the preset's"
+                    )
                 signed, unsigned = (
                     scaled(choice(self._preset, signed=kind)["format"], block=block_size)
                     for kind in (True, False)

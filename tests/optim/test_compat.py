@@ -133,6 +133,13 @@ def test_block_size_is_of_amsgrads_state_in_any_group(name):
         assert [t.shape for t in scales] == [(32, 4)] * states
 
 
+@pytest.mark.parametrize("block", [0, False])
+def test_a_block_size_of_nothing_is_refused(block):
+    """It was the preset's, in silence."""
+    with pytest.raises(ValueError, match=f"block_size={block} should be a power of two from 32"):
+        lowbit.AdamW8bit([nn.Parameter(torch.ones(MATRIX))], block_size=block)
+
+
 def test_block_size_is_of_no_group():
     group = {"params": [nn.Parameter(torch.ones(MATRIX))], "block_size": 64}
     with pytest.raises(ValueError, match="block_size=64 is for a whole optimizer"):
