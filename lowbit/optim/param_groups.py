@@ -14,6 +14,7 @@ from torch.nn.utils import parametrize
 
 from lowbit import sharding
 from lowbit.config.arguments import check_model
+from lowbit.config.hints import did_you_mean
 from lowbit.config.overrides import clean_name, remember_names
 from lowbit.config.types import StateFormat
 
@@ -65,12 +66,13 @@ def param_groups(
         optimizer's: pass those here.
 
     Raises:
-        TypeError: `model` is not a module, such as `model.parameters()`; or `no_decay` is neither a
-            bool nor patterns.
+        TypeError: `model` is not a module, such as `model.parameters()`; `no_decay` is neither a
+            bool nor patterns; or an option is nearly the name of an argument, such as `nodecay`.
         ValueError: a pattern of `no_decay` matches no name, or it divides what FSDP1 flattened
             into one parameter.
     """
     check_model("param_groups", model)
+    _refuse_misspelt("param_groups", options, ("embeddings", "heads", "no_decay"))
     special = _special(model, embeddings, heads)
     groups = [_flattened(model, special, options)]
     return _grouped(model, groups, special, lambda p: 0, no_decay)
@@ -106,10 +108,12 @@ def muon_param_groups(
         Groups with `params`, `param_names` and `use_muon`.
 
     Raises:
-        TypeError: `model` is not a module, such as `model.parameters()`.
+        TypeError: `model` is not a module, such as `model.parameters()`; or an option is nearly the
+            name of an argument, such as `nodecay`.
         ValueError: FSDP1 flattened a parameter, or a pattern matches no name.
     """
     check_model("muon_param_groups", model)
+    _refuse_misspelt("muon_param_groups", options, ("adamw", "embeddings", "heads", "no_decay"))
     for name, p in model.named_parameters():
         if sharding.is_flat(p):
             raise ValueError(
@@ -133,13 +137,23 @@ def muon_param_groups(
     return _grouped(model, groups, _special(model, embeddings, heads), stepped_by_adamw, no_decay)
 
 
+def _refuse_misspelt(function: str, options: Iterable[str], own: Sequence[str]) -> None:
+    """Raises TypeError for an option that is nearly an argument: it would have no effect."""
+    for name in options:
+        if meant := did_you_mean(name, own, cutoff=0.8):
+            raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
+
+
 def _patterns(option: str, given: Sequence[str], names: Iterable[str]) -> tuple[str, ...]:
     """The patterns of an option, each of which matches one of the names at least."""
     patterns = (given,) if isinstance(given, str) else tuple(given)
     known = list(names)
     for pattern in patterns:
         if not fnmatch.filter(known, pattern):
-            raise ValueError(f"{option}={pattern!r} matches the name of no parameter")
+            raise ValueError(
+                f"{option}={pattern!r} matches the name of no parameter: a pattern is for the "
+                "whole name, such as '*.bias' for 'head.bias'"
+            )
     return patterns
 
 

@@ -65,6 +65,16 @@ def test_a_pattern_that_matches_nothing_is_refused():
         lowbit.param_groups(Net(), no_decay=["*bias", "*nrom*"])
 
 
+def test_an_option_that_is_nearly_an_argument_is_refused():
+    """It would become an entry of the groups that nobody reads: norms would decay in silence."""
+    net = nn.Linear(8, 8)
+    for make in (lowbit.param_groups, lowbit.muon_param_groups):
+        for given, meant in [("nodecay", "no_decay"), ("head", "heads"), ("embedding", "embed")]:
+            with pytest.raises(TypeError, match=rf"{given}'; did you mean '{meant}"):
+                make(net, **{given: True})
+        assert make(net, name="all", lr_decay=0.1)[0]["name"] == "all"
+
+
 def test_embeddings_keep_their_format_whatever_decays():
     net = Net()
     groups = lowbit.param_groups(
