@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from typing import Any
 
 import torch
@@ -41,8 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             **_options(given),
         )
     except (TypeError, ValueError, RuntimeError, OSError, ImportError) as error:
-        message = " ".join(str(error).split())
-        sys.stderr.write(f"lowbit estimate: {message}\n")
+        sys.stderr.write(f"lowbit estimate: {_typed(error, vars(given))}\n")
         return 2
     text = json.dumps(result.as_dict(), indent=2) if given.json else str(result)
     sys.stdout.write(text + "\n")
@@ -120,6 +120,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     env.add_argument("--json", action="store_true", help="the same as JSON")
     return parser
+
+
+def _typed(error: Exception, options: Container[str]) -> str:
+    """An error of `lowbit.estimate` in one line, with options as they are typed in a terminal."""
+
+    def option(found: re.Match[str]) -> str:
+        return f"--{found[1].replace('_', '-')}" if found[1] in options else found[0]
+
+    return re.sub(r"\b([a-z_]+)=(?=[\s,:.]|$)", option, " ".join(str(error).split()))
 
 
 def _option(text: str) -> tuple[str, Any]:

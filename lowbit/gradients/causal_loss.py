@@ -41,8 +41,8 @@ def causal_loss(
         The loss: float32, of no dimensions. NaN without a label, as torch's.
 
     Raises:
-        ValueError: chunk is not positive; the model is in a wrapper (DDP, FSDP, PEFT); or its own
-            loss is not that of its head alone.
+        ValueError: chunk is not positive; the model is not one of transformers, or in a wrapper
+            (DDP, FSDP, PEFT); or its own loss is not that of its head alone.
     """
     if chunk is not None and chunk < 1:
         raise ValueError(f"chunk must be at least 1, not {chunk}")
@@ -65,6 +65,10 @@ def causal_loss(
     return total / (labels != IGNORED).sum()
 
 
+# What a causal language model of transformers has, and no other module all of.
+_CALLED = ("base_model", "config", "get_output_embeddings")
+
+
 def is_wrapped(model: Any) -> bool:
     """Whether something has to happen in the model's own forward pass."""
     inside = hasattr(model, "module") or hasattr(model, "peft_config")
@@ -78,6 +82,11 @@ def refusal(model: Any) -> str | None:
             "calls the parts of a model, so that the forward pass of this "
             f"{type(model).__name__} would not run, nor its reduction: wrap a module whose forward "
             "returns lowbit.causal_loss(self.model, input_ids)"
+        )
+    if not all(hasattr(model, name) for name in _CALLED):
+        return (
+            f"takes a causal language model of transformers, not {type(model).__name__}: use the "
+            "model's own loss"
         )
     head = model.get_output_embeddings()
     if head is None:

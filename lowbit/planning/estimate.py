@@ -127,11 +127,13 @@ def estimate(
     if not asked and any(of_fit.values()):
         names = ", ".join(name for name, given in of_fit.items() if given)
         raise ValueError(
-            f"{names} count in the fit of a step alone, which device_memory=, context= or loss= "
-            "ask for"
+            f"only the fit of a step depends on {names}: ask for it by device_memory= or context="
         )
     if asked and ranks > 1:
-        raise ValueError(f"the fit is that of one card, and the model is on {ranks} ranks")
+        raise ValueError(
+            f"the fit is that of one card, and the model is on {ranks} ranks: ask for the fit on 1 "
+            "rank, and for the bytes of a rank without device_memory=, context= and loss="
+        )
     weights = _weights(model, sharded)
     embeddings_of = (m for m in model.modules() if isinstance(m, nn.Embedding))
     read = {id(m._parameters.get("weight")) for m in embeddings_of}

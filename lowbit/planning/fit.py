@@ -259,6 +259,6 @@ def _check(model: nn.Module, setting: Setting, loss: Loss | None) -> None:
             "model on the meta device and returns the loss of a micro-batch"
         )
     if setting.context is None:
-        raise ValueError("context= is missing: the number of tokens of a sequence")
+        raise ValueError("context= is missing: the number of tokens in a sequence")
     if setting.loss_chunk is not None and (reason := refusal(model)) is not None:
         raise ValueError(f"loss_chunk= counts the memory of lowbit.causal_loss, which {reason}")

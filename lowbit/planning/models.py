@@ -86,7 +86,10 @@ def _read(path: pathlib.Path) -> dict[str, Any]:
     """The content of a config.json, or of the one in a folder."""
     file = path / "config.json" if path.is_dir() else path
     if not file.is_file():
-        raise FileNotFoundError(f"{file} does not exist; nothing is downloaded")
+        raise FileNotFoundError(
+            f"{file} does not exist; nothing is downloaded, so pass a local folder of transformers "
+            "or its config.json"
+        )
     try:
         values = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

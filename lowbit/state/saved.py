@@ -395,8 +395,9 @@ def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = 
         advice = _advice_on_own(saved)
     elif peer in _READ and not is_lazy(saved):  # a lazy one came through load_optimizer already
         advice = (
-            "Save it with torch.save, whole, and call lowbit.load_optimizer(opt, "
-            "path), which reads it"
+            "lowbit.load_optimizer(opt, path) reads the file that torch.save wrote of it. Where a "
+            "framework calls load_state_dict, convert that file first: lowbit-ckpt convert FILE "
+            "NEW --to lowbit"
         )
     else:
         advice = (

@@ -95,6 +95,8 @@ def test_models_whose_loss_it_would_not_have_are_refused():
     model.get_output_embeddings = lambda: None
     with pytest.raises(ValueError, match="no output embeddings"):
         lowbit.causal_loss(model, tokens())
+    with pytest.raises(ValueError, match="language model of transformers, not Linear: use"):
+        lowbit.causal_loss(nn.Linear(4, 4), tokens())
     with pytest.raises(ValueError, match="forward pass of this DataParallel would not run"):
         lowbit.causal_loss(nn.DataParallel(nn.Linear(4, 4)), tokens())
 

@@ -517,6 +517,14 @@ def test_the_command_line(transformers, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out) == wanted.as_dict()
 
 
+def test_errors_name_options_as_they_are_typed(transformers, tmp_path, capsys):
+    folder = str(write(tmp_path))
+    assert command.main(["estimate", folder, "--device-memory", "24GiB"]) == 2
+    assert "estimate: --context is missing" in capsys.readouterr().err
+    assert command.main(["estimate", folder, "--checkpointing"]) == 2
+    assert "ask for it by --device-memory or --context\n" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
