@@ -1,13 +1,14 @@
-"""Fault-tolerant training: saves every few steps and, whenever it is killed, resumes from the last
+r"""Fault-tolerant training: saves every few steps and, whenever it is killed, resumes from the last
 complete checkpoint, on any number of ranks.
 
-    torchrun --standalone --nproc-per-node 2 --max-restarts 3 recipes/elastic.py --folder
-    out/elastic --steps 40
-    torchrun --standalone --nproc-per-node 3 --max-restarts 3 recipes/elastic.py --folder
-    out/elastic --steps 80 # resumes on 3 ranks
+    torchrun --standalone --nproc-per-node 2 --max-restarts 3 recipes/elastic.py \
+        --folder out/elastic --steps 40
+    torchrun --standalone --nproc-per-node 3 --max-restarts 3 recipes/elastic.py \
+        --folder out/elastic --steps 80
 
-The first start and every restart use the same command. If a rank dies, torchrun stops the others
-and restarts all of them. If a rank hangs, the others give up after --timeout seconds.
+The second command resumes on 3 ranks. The first start and every restart use the same command. If a
+rank dies, torchrun stops the others and restarts all of them. If a rank hangs, the others give up
+after --timeout seconds.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """A mixture of experts under expert parallelism and FSDP2: experts are sharded on one mesh, all
 else on another. It resumes under another layout.
 
-torchrun --nproc-per-node 4 recipes/expert_parallel.py # 2 ranks share the experts, and FSDP2 shards
-what each of them has over 2
-torchrun --nproc-per-node 4 recipes/expert_parallel.py --ranks 4 # resumes with 4 ranks that share
-the experts
-torchrun --nproc-per-node 1 recipes/expert_parallel.py --ranks 1   # resumes in one process
+    torchrun --nproc-per-node 4 recipes/expert_parallel.py
+    torchrun --nproc-per-node 4 recipes/expert_parallel.py --ranks 4
+    torchrun --nproc-per-node 1 recipes/expert_parallel.py --ranks 1
+
+In the first run 2 ranks share the experts, and FSDP2 shards over 2 what each of them has. The
+second resumes with 4 ranks that share the experts, the third in one process.
 """
 
 import argparse

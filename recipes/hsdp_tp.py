@@ -1,8 +1,10 @@
 """Hybrid sharding with tensor parallelism. Optimizer state follows the parameters,
 whatever their placements.
 
-torchrun --nproc-per-node 8 recipes/hsdp_tp.py    # 2 replicas, 2 shards, tensor parallel 2; the
-                                                  number of ranks sets the number of replicas
+    torchrun --nproc-per-node 8 recipes/hsdp_tp.py
+
+This is 2 replicas of 2 shards, each over 2 tensor-parallel ranks. The number of ranks sets the
+number of replicas.
 """
 
 import gc

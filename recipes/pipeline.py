@@ -1,13 +1,15 @@
 """Pipeline parallelism: each rank has some stages of the model. The run resumes with another number
 of stages, under another schedule or in one process.
 
-torchrun --nproc-per-node 2 recipes/pipeline.py # 2 stages, 1F1B
-torchrun --nproc-per-node 4 recipes/pipeline.py # resumes with 4 stages
-torchrun --nproc-per-node 2 recipes/pipeline.py --schedule ZBVZeroBubble --stages 4 # resumes with 2
-stages on each rank
-torchrun --nproc-per-node 4 recipes/pipeline.py --shards 2 # resumes with 2 stages,
-each sharded over 2 ranks by FSDP2
-torchrun --nproc-per-node 1 recipes/pipeline.py --schedule GPipe # resumes in one process
+    torchrun --nproc-per-node 2 recipes/pipeline.py
+    torchrun --nproc-per-node 4 recipes/pipeline.py
+    torchrun --nproc-per-node 2 recipes/pipeline.py --schedule ZBVZeroBubble --stages 4
+    torchrun --nproc-per-node 4 recipes/pipeline.py --shards 2
+    torchrun --nproc-per-node 1 recipes/pipeline.py --schedule GPipe
+
+The first run has 2 stages under 1F1B. Each of the others resumes from the run before it: with 4
+stages, with 2 stages on each rank, with 2 stages that FSDP2 shards over 2 ranks each, and in one
+process.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ float32 AdamW or lowbit.
     python recipes/train_gpt.py --steps 200
     torchrun --nproc-per-node 2 recipes/train_gpt.py --steps 200 --save out/checkpoint
     torchrun --nproc-per-node 3 recipes/train_gpt.py --steps 300 --resume out/checkpoint
-    torchrun --nproc-per-node 2 recipes/train_gpt.py --exact 6 --digest the same weights on 1, 2, 3,
-    ... ranks
+    torchrun --nproc-per-node 2 recipes/train_gpt.py --exact 6 --digest
+
+The last command prints the same digests of weights and state on any number of ranks.
 
 With `--optimizer lowbit` the weights are bfloat16 without a float32 copy; with `--optimizer torch`
 everything is float32. A processor without instructions for bfloat16 computes with those weights in
