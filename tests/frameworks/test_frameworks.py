@@ -4,6 +4,7 @@ that was not interrupted, bit for bit, and the checkpoint of 2 ranks loads on 1.
 import importlib.util
 import json
 import pathlib
+import shutil
 import sys
 from types import SimpleNamespace
 
@@ -12,6 +13,8 @@ import torch
 from torch import nn
 
 import lowbit
+from lowbit import checkpoint
+from tests.frameworks import launchers
 from tests.support.ranks import launch
 from tests.support.require import need
 
@@ -266,6 +269,37 @@ def trainer_of(folder, name, callbacks=(), **options):
         optimizer_cls_and_kwargs=optimizer(args, name, **options),
         callbacks=list(callbacks),
     )
+
+
+def test_a_trainers_run_of_bitsandbytes_goes_on_once_its_file_is_converted(tmp_path):
+    """As docs/migrate.md says: Trainer loads `optimizer.pt` itself."""
+    need_package("transformers")
+    present = importlib.util.find_spec("bitsandbytes") is not None
+    need("bitsandbytes", present, "bitsandbytes is not installed")
+    from lowbit.integrations.transformers import optimizer
+
+    args = launchers.arguments(
+        tmp_path / "run", optim="adamw_bnb_8bit", save_strategy="steps", save_steps=4
+    )
+    launchers.trainer(tmp_path, args=args).train()
+    saved, moved = tmp_path / "run" / "checkpoint-4", tmp_path / "moved" / "checkpoint-4"
+    shutil.copytree(saved, moved)
+    file = moved / "optimizer.pt"
+    checkpoint.convert(saved / "optimizer.pt", file, to="lowbit", force=True)
+
+    def resumed(folder):
+        args = launchers.arguments(tmp_path / "out", max_steps=5)
+        trainer = launchers.trainer(
+            tmp_path, args=args, optimizer_cls_and_kwargs=optimizer(args, "AdamW")
+        )
+        trainer.train(resume_from_checkpoint=str(folder))
+        return getattr(trainer.optimizer, "optimizer", trainer.optimizer)
+
+    with pytest.raises(ValueError, match="convert that file first: lowbit-ckpt convert FILE NEW"):
+        resumed(saved)
+    opt = resumed(moved)
+    assert {int(state["step"]) for state in opt.state.values()} == {5}
+    assert [group["weight_decay"] for group in opt.param_groups] == [0.1, 0.0]
 
 
 def test_schedule_free_does_not_train_without_its_callback(tmp_path):
