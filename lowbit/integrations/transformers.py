@@ -39,8 +39,8 @@ def optimizer(
     Groups are the Trainer's, without weight decay for biases and norms. `optimizer.pt` of a Trainer
     that trained with torch's optimizer loads too, by the Trainer or by `lowbit.load_optimizer`: its
     numbers are those of the Trainer's two groups. One of bitsandbytes or torchao loads once
-    `lowbit-ckpt convert --to lowbit` has converted it. Embeddings and heads that differ from the rest,
-    by a format of their own or because the optimizer has a `rank`, are groups of their own; a
+    `lowbit-ckpt convert --to lowbit` has converted it. Embeddings and heads that differ from the
+    rest, by a format of their own or because the optimizer has a `rank`, are groups of their own; a
     schedule in `scheduler.pt` was saved with as many groups, or does not load. MuonWithAdamW has
     groups of its own too, as `lowbit.muon_param_groups` makes them. Under FSDP1 the optimizer is
     bound to the model with `export="fp32"`, under DeepSpeed to the engine with the `export` of
