@@ -332,7 +332,7 @@ def test_parts_of_different_groups_do_not_mix(tmp_path):
 def test_what_cannot_be_converted_in_parts_is_refused(trained):
     for target, container in (("out.pt", ""), ("out", "universal")):
         with pytest.raises(
-            checkpoint.CheckpointError, match=r"part= is of directories.*container='dcp'"
+            checkpoint.CheckpointError, match=r"part= is for directories.*container='dcp'"
         ):
             checkpoint.convert(trained, target, part=(0, 2), container=container)
     with pytest.raises(checkpoint.CheckpointError, match="leave out force=True"):

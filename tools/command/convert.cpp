@@ -79,8 +79,10 @@ Status read_seed(const std::optional<std::string>& given, ConvertOptions& option
     return usage("--seed takes a whole number from 0 to 18446744073709551615, not '" +
                  printable(text) + "'");
   if (options.weights.ends_with("_stochastic")) return fine();
-  return usage("--seed is of formats such as --weights bfloat16_stochastic: " +
-               printable(options.weights) + " rounds nothing by chance");
+  return usage(
+      "--seed is for formats that round at random, such as --weights "
+      "bfloat16_stochastic, and " +
+      printable(options.weights) + " does not; leave it out");
 }
 
 Status run(ConvertArguments& given) {
@@ -188,8 +190,10 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
           "for names, model.state_dict() as the program saved it with torch.save")
       ->type_name("PATH");
   command
-      ->add_option("--weights", options.weights,
-                   "Also round float32 weights: bfloat16, bfloat16_stochastic")
+      ->add_option(
+          "--weights", options.weights,
+          "Also round float32 weights: bfloat16, bfloat16_stochastic, float16, or a format "
+          "with correction bits, such as bfloat16_split16, which go into the state")
       ->type_name("FORMAT");
   command->add_option("--seed", given->seed, "Seed of --weights' stochastic rounding")
       ->needs("--weights")

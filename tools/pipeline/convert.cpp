@@ -89,7 +89,9 @@ Status check_full_precision(const Model& model, const std::vector<std::string>& 
                                    [](const Param& p) { return !p.name.empty(); });
     if (!fits)
       return usage("--full-precision '" + printable(pattern) + "' matches no parameter" +
-                   (named ? "" : ": they are numbered in this checkpoint, and have no names"));
+                   (named ? ""
+                          : ": this checkpoint numbers its parameters; --model PATH "
+                            "names those of one group"));
   }
   return fine();
 }
@@ -383,8 +385,8 @@ Result<uint64_t> bytes_of(const Document& document) {
 Status check_parts(const ConvertOptions& options, const std::string& target, bool directory) {
   if (!options.write.part) return fine();
   if (!directory)
-    return usage("--part is of directories of torch.distributed.checkpoint, and " +
-                 printable(target) + " is to be none; leave it out, or take --container dcp");
+    return usage("--part is for directories of torch.distributed.checkpoint, and " +
+                 printable(target) + " will not be one; leave it out, or take --container dcp");
   return check_part(options.write);
 }
 
@@ -461,8 +463,8 @@ Result<Json> convert(const std::string& source, const std::string& target,
   for (std::string& line : warn_of_texts(*at.document->manifest, kind))
     at.warnings.push_back(std::move(line));
   if (!options.write.mesh.parts.empty() && !directory)
-    return usage("--world-size is of directories of torch.distributed.checkpoint, and " +
-                 printable(target) + " is to be none; leave it out, or take --container dcp");
+    return usage("--world-size is for directories of torch.distributed.checkpoint, and " +
+                 printable(target) + " will not be one; leave it out, or take --container dcp");
   if (directory)
     for (std::string& line : warn_of_top_level(*at.document))
       at.warnings.push_back(std::move(line));

@@ -39,8 +39,10 @@ std::string names(const std::vector<const Dialect*>& dialects) {
 std::vector<const Dialect*> all_dialects() { return {dialects().begin(), dialects().end()}; }
 
 Error unknown() {
-  return bad("holds no optimizer state that is known; if it does, convert --from says whose: " +
-             names(all_dialects()));
+  return bad(
+      "holds no optimizer state that is recognized; if it has some, name the library with "
+      "convert --from: " +
+      names(all_dialects()));
 }
 
 }  // namespace
