@@ -89,9 +89,7 @@ Status check_full_precision(const Model& model, const std::vector<std::string>& 
                                    [](const Param& p) { return !p.name.empty(); });
     if (!fits)
       return usage("--full-precision '" + printable(pattern) + "' matches no parameter" +
-                   (named ? ""
-                          : ": this checkpoint numbers its parameters; --model PATH "
-                            "names those of one group"));
+                   (named ? "" : ": they are numbered; --model PATH names those of one group"));
   }
   return fine();
 }
