@@ -370,7 +370,8 @@ void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads) {
   }
   const std::optional<std::pair<size_t, size_t>> both = overlapping(plan);
   STD_TORCH_CHECK(!both, kOp, ": parameters ", both->first, " and ", both->second,
-                  " share memory; step them in calls of their own");
+                  " share memory: list each once; if they were tied after the optimizer was "
+                  "built, build it again; call the operator itself for one at a time");
 }
 
 std::vector<int64_t> workspace_sizes(int64_t number, Tensor plan) {

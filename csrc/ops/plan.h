@@ -50,10 +50,11 @@ Plan make_plan(const StepTensors& tensors);
 /// Raises: a tensor that does not fit, or parameters that share memory.
 void bind_tensors(Plan& plan, const Tensors& params, const Tensors& grads);
 /// The same. Returns false where a tensor does not fit or is not where the plan is, or where
-/// parameters share memory now.
+/// parameters share memory now: the plan is of no more use.
 bool bind_pairs(Plan& plan, const Tensors& params, const Tensors& grads);
 /// Gives the jobs the addresses that the rows of a table have: parameters and gradients that have
-/// not changed but for where they are. Returns false where parameters share memory now.
+/// not changed but for where they are. Returns false where parameters share memory now: the plan
+/// is of no more use.
 ///
 /// Raises: a row of another length than its job, or without an address.
 bool bind_table(Plan& plan, const Tensor& table);

@@ -219,7 +219,8 @@ def check_place(
     """Forward pre-hook: raises RuntimeError if the model was wrapped or sharded after its
     parameters got hooks, or, unless `frozen` is None, as `check_trained` does.
     """
-    if frozen is not None and torch.is_grad_enabled():  # validation may continue
+    # Validation may continue, and a compiler would trace all of it.
+    if frozen is not None and torch.is_grad_enabled() and not torch.compiler.is_compiling():
         check_trained(model, names, frozen)
     if sharding.is_replicated(model):
         raise RuntimeError(_replicated(model, what))

@@ -140,7 +140,7 @@ def muon_param_groups(
 def _refuse_misspelt(function: str, options: Iterable[str], own: Sequence[str]) -> None:
     """Raises TypeError for an option that is nearly an argument: it would have no effect."""
     for name in options:
-        if meant := did_you_mean(name, own, cutoff=0.8):
+        if meant := did_you_mean(name, own, cutoff=0.88):
             raise TypeError(f"{function}() got an unexpected keyword argument {name!r}{meant}")
 
 

@@ -125,14 +125,16 @@ def estimate(
         "loss_chunk": loss_chunk is not None,
     }
     if not asked and any(of_fit.values()):
-        names = ", ".join(name for name, given in of_fit.items() if given)
+        names = ", ".join(f"{name}=" for name, given in of_fit.items() if given)
         raise ValueError(
             f"only the fit of a step depends on {names}: ask for it by device_memory= or context="
         )
     if asked and ranks > 1:
+        of_card = {"device_memory": device_memory, "context": context, "loss": loss}
+        names = " and ".join(f"{name}=" for name, given in of_card.items() if given is not None)
         raise ValueError(
             f"the fit is that of one card, and the model is on {ranks} ranks: ask for the fit on 1 "
-            "rank, and for the bytes of a rank without device_memory=, context= and loss="
+            f"rank, and for the bytes of a rank without {names}"
         )
     weights = _weights(model, sharded)
     embeddings_of = (m for m in model.modules() if isinstance(m, nn.Embedding))

@@ -25,8 +25,8 @@ def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
         RuntimeError: a CUDA graph is being captured; its replays would not see what is written to
             a tensor on the CPU.
     """
-    on_host = lr.device.type == "cpu" != device.type and not torch.compiler.is_compiling()
-    if on_host and capturing(device):
+    away = lr.device.type == "cpu" and device.type != "cpu"
+    if away and not torch.compiler.is_compiling() and capturing(device):
         raise RuntimeError(
             "a step that a CUDA graph captures got its learning rate in a tensor on the CPU "
             f"({float(lr)}), which every replay would use again, whatever is written to it; "

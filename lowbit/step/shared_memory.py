@@ -19,11 +19,14 @@ def in_turn(params: Sequence[Numbered]) -> list[Sequence[Numbered]]:
 
     Parameters with memory of their own are all in one list. Others, such as a weight that was tied
     by `.data` or is listed twice, come in their order: one call would step both from the same
-    values, and one of the steps would be lost.
+    values, and one of the steps would be lost. Columns of one matrix count as sharing it, too.
+
+    A sharded parameter shares memory with itself alone, listed twice: all ranks have to decide
+    alike, whatever shards they have.
     """
     if torch.compiler.is_compiling():
         return [params]
-    turns = _turns([_extent(p) for _, p in params])
+    turns = _turns([_extent(p) for _, p in params]) | _listed_again(params)
     if not turns:
         return [params]
     made: list[list[Numbered]] = [[] for _ in range(1 + max(turns.values()))]
@@ -45,6 +48,18 @@ def _extent(p: Any) -> tuple[int, int]:
         return begin, begin + p.nbytes
     last = sum((n - 1) * step for n, step in zip(p.shape, p.stride(), strict=True))
     return begin, begin + (last + 1) * p.element_size()
+
+
+def _listed_again(params: Sequence[Numbered]) -> dict[int, int]:
+    """The turns of sharded parameters that stand in the list before, by their places in it."""
+    turns: dict[int, int] = {}
+    listed: dict[int, int] = {}
+    for at, (_, p) in enumerate(params):
+        if sharding.is_sharded(p):
+            if again := listed.get(id(p), 0):
+                turns[at] = again
+            listed[id(p)] = again + 1
+    return turns
 
 
 def _turns(extents: Sequence[tuple[int, int]]) -> dict[int, int]:

@@ -73,6 +73,8 @@ def test_an_option_that_is_nearly_an_argument_is_refused():
             with pytest.raises(TypeError, match=rf"{given}'; did you mean '{meant}"):
                 make(net, **{given: True})
         assert make(net, name="all", lr_decay=0.1)[0]["name"] == "all"
+        for own in ("embedding_lr", "embeddings_lr", "head_lr", "adamw_lr"):
+            assert make(net, **{own: 0.1})[0][own] == 0.1
 
 
 def test_embeddings_keep_their_format_whatever_decays():

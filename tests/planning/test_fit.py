@@ -309,7 +309,7 @@ def test_what_does_not_fit_raises(given, message):
 def test_settings_of_a_fit_that_nobody_asks_for_are_refused():
     with pytest.raises(
         ValueError,
-        match="only the fit of a step depends on waiting, checkpointing: ask for it by device_",
+        match="only the fit of a step depends on waiting=, checkpointing=: ask for it by device_",
     ):
         lowbit.estimate(nn.Linear(64, 64), waiting="1MiB", checkpointing=True)
 

@@ -76,7 +76,7 @@ def test_parameters_that_share_memory_are_refused_before_anything_is_written():
     plan = torch.cat([plan_row(8, 64, [])] * 3)
     steps = [torch.zeros(()) for _ in params]
     hyper = [0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-    with pytest.raises(RuntimeError, match="parameters 0 and 2 share memory; step them in calls"):
+    with pytest.raises(RuntimeError, match="parameters 0 and 2 share memory: list each once; if"):
         ops.step("sgd", params, [grad] * 3, [], steps, plan, hyper)
     assert not memory.any() and not any(steps)
     ops.step("sgd", params[:2], [grad] * 2, [], steps[:2], plan[:2], hyper)

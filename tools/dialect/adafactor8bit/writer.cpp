@@ -254,10 +254,11 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
   std::vector<Group> own;
   if (model.dialect == "adafactor8bit") {
     ASSIGN_OR_RETURN(tree, optimizer_tree_of(*model.document));
-    own = std::move(tree.groups);
+    if (tree.groups.size() == model.groups.size()) own = std::move(tree.groups);
   }
   const auto settings_for = [&](const Group& group) {
     if (!own.empty()) return own[static_cast<size_t>(&group - model.groups.data())].settings;
+    if (model.dialect == "adafactor8bit") return group.settings;
     const std::string& is = model.algorithm;
     Settings s = is == "came"        ? came_settings(group)
                  : is == "adafactor" ? adafactor_settings(group, report)
