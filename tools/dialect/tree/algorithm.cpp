@@ -407,15 +407,15 @@ bool torch_lacks_optimizer(const Model& model) {
   return mixed || torch_settings(model.algorithm).empty();
 }
 
-const Settings& torch_settings(const std::string& algorithm) {
+const Settings& torch_settings(std::string_view algorithm) {
   static const Settings nothing;
-  const auto table = torch_tables().find(algorithm);
+  const auto table = torch_tables().find(std::string(algorithm));
   return table == torch_tables().end() ? nothing : table->second;
 }
 
-const Settings& lowbit_settings(const std::string& algorithm) {
+const Settings& lowbit_settings(std::string_view algorithm) {
   static const Settings nothing;
-  const auto table = lowbit_tables().find(algorithm);
+  const auto table = lowbit_tables().find(std::string(algorithm));
   return table == lowbit_tables().end() ? nothing : table->second;
 }
 

@@ -4,6 +4,7 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -43,10 +44,10 @@ Status refuse_subspace(const Model& model, const std::string& whose);
 /// they are.
 bool torch_lacks_optimizer(const Model& model);
 /// The settings of an algorithm with torch.optim's defaults; empty if torch has no such optimizer.
-const Settings& torch_settings(const std::string& algorithm);
+const Settings& torch_settings(std::string_view algorithm);
 /// The same with lowbit's defaults, without state_format and other settings that depend on the
 /// user.
-const Settings& lowbit_settings(const std::string& algorithm);
+const Settings& lowbit_settings(std::string_view algorithm);
 /// The settings of a group that are None where lowbit's optimizer of that algorithm needs a value.
 std::vector<std::string> settings_without_value(const std::string& algorithm, const Group& group);
 /// Whether some optimizer of torch or lowbit has a setting of that name.
