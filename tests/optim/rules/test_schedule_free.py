@@ -16,10 +16,12 @@ from torch.distributed.checkpoint.state_dict import (
 
 import lowbit
 from lowbit import ops
+from lowbit.checkpoint import native
 from lowbit.state.weights import float32_weights
 from tests.support.bits import bits, same
 from tests.support.paths import GOLDEN
 from tests.support.peers.schedule_free import of_the_authors
+from tests.support.require import need
 
 STEPS = 12  # of tests/golden/make_schedule_free.py, as the following
 CASES = {
@@ -232,27 +234,38 @@ def test_a_run_in_train_mode_is_rolled_back_by_torchs_functions(full):
     assert all(torch.equal(saved[key], value) for key, value in model.state_dict().items())
 
 
-def test_groups_that_counted_apart_are_not_joined(tmp_path):
-    """One group would begin the average anew, whose next step would replace it by z."""
+def counted_apart():
+    """The named parameters of two groups that stepped 7 times and twice, and their state dict."""
     params, opt = trained()
     late = nn.Parameter(drawn(32, 256, seed=9))
     opt.add_param_group({"params": [("late", late)]})
     go_on([*params, late], opt, range(5, 7))
     opt.eval()
-    torch.save(opt.state_dict(), tmp_path / "opt.pt")
-    named = [("p0", params[0]), ("p1", params[1]), ("late", late)]
-    other = lowbit.ScheduleFreeAdamW(named, lr=0.02)
-    words = r"group 0 has parameters of 2 groups.*differ in k \(7, 2\).*groups that were saved"
-    with pytest.raises(ValueError, match=words):
-        other.load_state_dict(opt.state_dict())
-    with pytest.raises(ValueError, match=words):
-        lowbit.load_optimizer(other, tmp_path / "opt.pt")
+    return [("p0", params[0]), ("p1", params[1]), ("late", late)], opt.state_dict()
+
+
+APART = r"group 0 has parameters of 2 groups.*differ in k \(7, 2\).*groups that were saved"
+
+
+def test_groups_that_counted_apart_are_not_joined():
+    """One group would begin the average anew, whose next step would replace it by z."""
+    named, saved = counted_apart()
+    with pytest.raises(ValueError, match=APART):
+        lowbit.ScheduleFreeAdamW(named, lr=0.02).load_state_dict(saved)
     several = lowbit.ScheduleFreeAdamW([{"params": named[1:2]}, {"params": named[::2]}], lr=0.02)
     with pytest.raises(ValueError, match="differ in k"):
-        several.load_state_dict(opt.state_dict())
+        several.load_state_dict(saved)
     apart = lowbit.ScheduleFreeAdamW([{"params": [one]} for one in named], lr=0.02)
-    apart.load_state_dict(opt.state_dict())
+    apart.load_state_dict(saved)
     assert [group["k"] for group in apart.param_groups] == [7, 7, 2]
+
+
+def test_groups_of_a_file_that_counted_apart_are_not_joined(tmp_path):
+    need("ckpt", native._checkpoint is not None, "lowbit was built without lowbit.checkpoint")
+    named, saved = counted_apart()
+    torch.save(saved, tmp_path / "opt.pt")
+    with pytest.raises(ValueError, match=APART):
+        lowbit.load_optimizer(lowbit.ScheduleFreeAdamW(named, lr=0.02), tmp_path / "opt.pt")
 
 
 def test_a_group_that_comes_later_has_the_mode_of_the_others():
