@@ -25,13 +25,13 @@ class SteppingOptimizer(StatefulOptimizer):
     _step_supports_amp_scaling = (
         True  # GradScaler passes grad_scale and found_inf instead of unscaling
     )
-    shares_memory = False  # whether parameters did, when missing state was last created
 
     def __init__(self, params: Any, defaults: dict[str, Any]) -> None:
         self.kept = Kept()
         self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         self.steppers: list[Any] = []  # the handles of step_in_backward
         self.wrapped: Any = None  # weakly, the module that fsdp1.bind was given
+        self.shares_memory = False  # whether parameters did, when missing state was last created
         super().__init__(params, defaults)
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
@@ -44,6 +44,7 @@ class SteppingOptimizer(StatefulOptimizer):
         super().__setstate__(state)
         self.kept, self.stepped_early = Kept(), set()
         self.__dict__.setdefault("wrapped", None)
+        self.__dict__.setdefault("shares_memory", False)
         self.__dict__.setdefault("steppers", [])  # a load keeps them, a copy has none
 
     def lay_out_again(self) -> None:
