@@ -271,19 +271,21 @@ def trainer_of(folder, name, callbacks=(), **options):
     )
 
 
-def test_a_trainers_run_of_bitsandbytes_goes_on_once_its_file_is_converted(tmp_path):
+def test_a_trainers_run_of_bitsandbytes_goes_on_once_its_file_is_converted(tmp_path, monkeypatch):
     """As docs/migrate.md says: Trainer loads `optimizer.pt` itself."""
     need_package("transformers")
     present = importlib.util.find_spec("bitsandbytes") is not None
     need("bitsandbytes", present, "bitsandbytes is not installed")
+    from bitsandbytes.optim import GlobalOptimManager
+
     from lowbit.integrations.transformers import optimizer
 
+    # Trainer's choices for embeddings, kept by id(), would meet parameters of later tests.
+    monkeypatch.setattr(GlobalOptimManager, "_instance", None)
     args = launchers.arguments(
         tmp_path / "run", optim="adamw_bnb_8bit", save_strategy="steps", save_steps=4
     )
     launchers.trainer(tmp_path, args=args).train()
-    # Trainer's choices for embeddings, kept by id(), would meet parameters of later tests.
-    importlib.import_module("bitsandbytes").optim.GlobalOptimManager.get_instance().initialize()
     saved, moved = tmp_path / "run" / "checkpoint-4", tmp_path / "moved" / "checkpoint-4"
     shutil.copytree(saved, moved)
     file = moved / "optimizer.pt"
