@@ -13,10 +13,7 @@ struct TensorPair {
   // What else must not change. Types are DLPack's code, bits and lanes; devices are DLPack's too.
   uint32_t param_type, grad_type;
   int32_t device_type, device;
-  const void* kind;  // the parameter's class in Python
-  // Where the objects of the two tensors are: hints for the processor's caches, and never read.
-  static constexpr int kHints = 7;
-  const char* hint[kHints];
+  const void* kind;   // the parameter's class in Python
   uint64_t checksum;  // of the addresses and the length: other numbers are not read as addresses
 };
 constexpr int64_t kPairColumns = sizeof(TensorPair) / sizeof(int64_t);

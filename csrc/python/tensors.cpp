@@ -18,7 +18,7 @@ namespace {
 int (*dl_tensor)(void* object, DLTensor* out) = nullptr;  // torch's
 PyObject* tensor_class = nullptr;                         // torch.Tensor, kept for good
 PyObject* is_neg = nullptr;                               // torch.Tensor.is_neg, kept for good
-PyObject *grad_name = nullptr, *cdata_name = nullptr;
+PyObject* grad_name = nullptr;
 
 /// open(torch.Tensor) -> whether its torch has DLPack's C interface. Called before all others.
 PyObject* open(PyObject*, PyObject* type) {
@@ -38,9 +38,8 @@ PyObject* open(PyObject*, PyObject* type) {
       api->dltensor_from_py_object_no_sync == nullptr)
     Py_RETURN_FALSE;
   grad_name = PyUnicode_InternFromString("grad");
-  cdata_name = PyUnicode_InternFromString("_cdata");
   is_neg = PyObject_GetAttrString(type, "is_neg");
-  if (grad_name == nullptr || cdata_name == nullptr || is_neg == nullptr) return nullptr;
+  if (grad_name == nullptr || is_neg == nullptr) return nullptr;
   dl_tensor = api->dltensor_from_py_object_no_sync;
   tensor_class = Py_NewRef(type);
   Py_RETURN_TRUE;
@@ -135,43 +134,6 @@ PyObject* plain_gradient(const Table& table, Py_ssize_t i) {
   return nullptr;
 }
 
-// ---- hints for the caches, where a walk over thousands of objects spends its time ----
-// Hints are addresses of memory that will be read. In a torch or Python where objects look
-// otherwise, other memory is fetched in vain.
-
-constexpr Py_ssize_t kAhead = 12;
-void fetch(const char* object, int lines) {
-  for (int i = 0; i < lines; ++i) __builtin_prefetch(object + 64 * i);
-}
-const char* word_of(const char* object, int word) {
-  const char* at = nullptr;
-  if (object != nullptr) std::memcpy(&at, object + word * sizeof(at), sizeof(at));
-  return at;
-}
-/// The C++ object of a tensor.
-const char* inside(PyObject* tensor) {
-  PyObject* const number = PyObject_GetAttr(tensor, cdata_name);
-  const void* const at = number == nullptr ? nullptr : PyLong_AsVoidPtr(number);
-  Py_XDECREF(number);
-  PyErr_Clear();
-  return static_cast<const char*>(at);
-}
-void fetch(const TensorPair& row) {
-  for (const char* hint : row.hint) fetch(hint, 2);
-}
-void set_hints(PyObject* param, PyObject* grad, TensorPair& row) {
-  constexpr int kStorage = 2, kAutograd = 3;  // words of the C++ object
-  const char *p = inside(param), *g = inside(grad);
-  const char* const hints[TensorPair::kHints] = {p,
-                                                 p == nullptr ? p : p + 128,
-                                                 word_of(p, kStorage),
-                                                 word_of(p, kAutograd),
-                                                 reinterpret_cast<const char*>(grad),
-                                                 g,
-                                                 word_of(g, kStorage)};
-  std::memcpy(row.hint, hints, sizeof(hints));
-}
-
 /// A walk over a list of objects, compared one after another with what is seen.
 struct Before {
   PyObject* list;
@@ -189,13 +151,6 @@ PyObject* same(PyObject*, PyObject* given) {
   const Py_ssize_t count = PyList_Size(containers);
   for (Py_ssize_t i = 0; i < count; ++i) {
     PyObject* const container = PyList_GetItem(containers, i);
-    if (i + 2 * kAhead < count)
-      fetch(reinterpret_cast<const char*>(PyList_GetItem(containers, i + 2 * kAhead)), 1);
-    if (i + kAhead < count) {
-      PyObject* const next = PyList_GetItem(containers, i + kAhead);
-      constexpr int kKeys = 4;  // the word of a dict where its items are
-      if (PyDict_Check(next)) fetch(word_of(reinterpret_cast<const char*>(next), kKeys), 4);
-    }
     if (PyList_Check(container)) {
       const Py_ssize_t size = PyList_Size(container);
       for (Py_ssize_t k = 0; k < size; ++k) {
@@ -227,7 +182,6 @@ bool record(PyObject* param, PyObject* grad, TensorPair& row) {
   row.device_type = p.device.device_type, row.device = p.device.device_id;
   row.kind = Py_TYPE(param);
   row.checksum = checksum_of(row);
-  set_hints(param, grad, row);
   return numel(g) == row.numel && g.device.device_type == row.device_type &&
          g.device.device_id == row.device;
 }
@@ -256,10 +210,6 @@ PyObject* each(PyObject* given, Known&& known, Row&& row) {
   Table table{};
   if (!table.parse(given)) return nullptr;
   for (Py_ssize_t i = 0; i < table.size; ++i) {
-    if (i + kAhead < table.size) {
-      fetch(reinterpret_cast<const char*>(PyList_GetItem(table.params, i + kAhead)), 1);
-      fetch(table.rows[i + kAhead]);
-    }
     PyObject* const param = PyList_GetItem(table.params, i);
     // First: reading an attribute of a class that is not torch's may run anything.
     if (!known(param, table.rows[i])) Py_RETURN_FALSE;
