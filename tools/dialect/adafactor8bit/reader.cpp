@@ -340,8 +340,26 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
   return model;
 }
 
+constexpr KeptSetting kKeptByAdafactor8bit[] = {{"adam", "maximize"},
+                                                {"came", "maximize"},
+                                                {"adafactor", "maximize"},
+                                                {"adafactor", "beta1"},
+                                                {"adafactor", "beta2"},
+                                                {"adafactor", "relative_step"},
+                                                {"adafactor", "scale_parameter"},
+                                                {"adafactor", "decay_by"},
+                                                {"adafactor", "factored"},
+                                                {"adafactor", "fira_margin"},
+                                                {"adafactor", "scale_weight_decay"}};
+
 extern const Dialect kAdafactor8bit;
-const Dialect kAdafactor8bit = {"adafactor8bit", "adafactor-8bit: logarithmic 8-bit second moments",
-                                recognize_adafactor8bit, read_adafactor8bit, write_adafactor8bit};
+const Dialect kAdafactor8bit = {
+    "adafactor8bit",
+    "adafactor-8bit: logarithmic 8-bit second moments",
+    recognize_adafactor8bit,
+    read_adafactor8bit,
+    write_adafactor8bit,
+    kKeptByAdafactor8bit,
+    {.always_decoupled = true, .coupled = "adafactor-8bit decouples it"}};
 
 }  // namespace lowbit::ckpt

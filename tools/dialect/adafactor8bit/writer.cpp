@@ -237,7 +237,7 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
                                    "; take 8bit (of 0.4.0 and later) or float32"};
   if (wanted.block != 0 && wanted.block != kBlock)
     return Error{Exit::kUsage, "adafactor-8bit's blocks are written with 2048 values"};
-  RETURN_IF_ERROR(check_algorithm(model, "adafactor-8bit"));
+  RETURN_IF_ERROR(check_algorithm(model, "adafactor-8bit", {"adafactor", "adam", "came"}));
   if (model.flattened) return bad("adafactor-8bit loads no flattened state");
   Document out = begun(model);
   for (const Param& param : model.params) {

@@ -305,7 +305,12 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document,
 }
 
 extern const Dialect kBitsandbytes = {
-    "bitsandbytes", "bitsandbytes' 8-bit Adam, AdamW, AdEMAMix, Lion, SGD, RMSprop and Adagrad",
-    recognize_bitsandbytes, read_bitsandbytes, write_bitsandbytes};
+    "bitsandbytes",
+    "bitsandbytes' 8-bit Adam, AdamW, AdEMAMix, Lion, SGD, RMSprop and Adagrad",
+    recognize_bitsandbytes,
+    read_bitsandbytes,
+    write_bitsandbytes,
+    {},
+    {.always_decoupled = true, .coupled = "bitsandbytes decouples it in Adam as in AdamW"}};
 
 }  // namespace lowbit::ckpt

@@ -22,6 +22,18 @@ struct Wanted {
   std::string weights;  // what float32 weights become afterwards; "": as they are
 };
 
+/// One of the settings that some libraries lack (settings_kept.cpp lists them), kept by this one.
+struct KeptSetting {
+  const char* algorithm;  // in whose groups: "adam", "sgd", ...; "": in all
+  const char* key;
+};
+/// What the Adam of a library does with weight decay.
+struct AdamDecay {
+  bool always_decoupled = false;       // whatever a class or an argument says
+  bool decoupled_beside_muon = false;  // where it steps what Muon does not
+  const char* coupled = nullptr;       // a warning where it was part of the gradient, or null
+};
+
 struct Dialect {
   const char* name;   // on the command line
   const char* about;  // one line for --help
@@ -32,6 +44,10 @@ struct Dialect {
   Result<Model> (*read)(std::shared_ptr<const Document> document, const OptimizerTree& tree);
   /// Null where this version does not write it. `report` must outlive the document.
   Result<Document> (*write)(const Model& model, const Wanted& wanted, DialectReport& report);
+  /// Of the settings that not all libraries have, those that its files keep: the others give a
+  /// warning when they are dropped.
+  std::span<const KeptSetting> settings = {};
+  AdamDecay decay = {};  // the default gives no warnings
 };
 
 std::span<const Dialect* const> dialects();

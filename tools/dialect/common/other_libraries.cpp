@@ -1,7 +1,6 @@
 #include "dialect/common/other_libraries.h"
 
 #include <algorithm>
-#include <map>
 #include <set>
 
 #include "dialect/model/parameter_names.h"
@@ -99,19 +98,14 @@ Error would_round(const Param& param, const State& state, const std::string& who
                   whose + " codes without rounding; leave --keep out to allow it");
 }
 
-Status check_algorithm(const Model& model, const std::string& whose) {
+Status check_algorithm(const Model& model, const std::string& whose,
+                       const std::set<std::string>& its) {
   RETURN_IF_ERROR(refuse_subspace(model, whose));
   const bool any = std::any_of(model.params.begin(), model.params.end(),
                                [](const Param& p) { return !p.states.empty(); });
-  static const std::map<std::string, std::set<std::string>> all = {
-      {"FlashOptim", {"adam", "lion", "sgd"}},
-      {"lpmm", {"adam", "sgd"}},
-      {"adafactor-8bit", {"adafactor", "adam", "came"}},
-      {"FusedAdam", {"adam"}},
-  };
   // Of the others' files each state says what it is.
   const std::string& is = model.algorithm;
-  const bool known = is.empty() ? model.dialect != "torch" : all.at(whose).contains(is);
+  const bool known = is.empty() ? model.dialect != "torch" : its.contains(is);
   return any && !known ? Status(no_optimizer(model, whose)) : fine();
 }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <optional>
+#include <set>
 #include <string>
 #include <string_view>
 
@@ -53,9 +54,11 @@ Error lost_values(const Param& param, const State& state);
 /// rounding.
 Error would_round(const Param& param, const State& state, const std::string& whose);
 
-/// An error if `whose` library has no such optimizer, or if the file is torch's and its optimizer
-/// is unknown: states named like Adam's need not be Adam's. And as `refuse_subspace`.
-Status check_algorithm(const Model& model, const std::string& whose);
+/// An error if `whose` library has none of the model's algorithm among `its` own, or if the file is
+/// torch's and its optimizer is unknown: states named like Adam's need not be Adam's. And as
+/// `refuse_subspace`.
+Status check_algorithm(const Model& model, const std::string& whose,
+                       const std::set<std::string>& its);
 /// The step that all parameters of a group have made, in whose state `whose` optimizer has none;
 /// empty where none has state. An error where they differ.
 Result<std::optional<int64_t>> step_of_group(const Model& model, const Group& group,

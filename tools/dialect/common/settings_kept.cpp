@@ -63,38 +63,22 @@ const std::vector<OptionalSetting>& optional_settings() {
 
 using Keys = std::set<std::string>;
 
-/// Those of them that a dialect has, by algorithm.
-const std::map<std::string, std::map<std::string, Keys>>& other_dialects() {
-  static const std::map<std::string, std::map<std::string, Keys>> all = {
-      {"torchao", {{"adam", {"amsgrad"}}}},
-      {"flashoptim", {{"sgd", {"dampening"}}}},
-      {"lpmm", {{"sgd", {"dampening", "nesterov"}}}},
-      {"adafactor8bit",
-       {{"adam", {"maximize"}},
-        {"came", {"maximize"}},
-        {"adafactor",
-         {"maximize", "beta1", "beta2", "relative_step", "scale_parameter", "decay_by", "factored",
-          "fira_margin", "scale_weight_decay"}}}}};
-  return all;
-}
-
 Keys keys_of(const Settings& settings) {
   Keys out;
   for (const auto& [key, value] : settings) out.insert(key);
   return out;
 }
 
-Keys kept_by(const std::string& dialect, const std::string& algorithm) {
-  if (dialect == "torch") return keys_of(torch_settings(algorithm));
-  if (dialect == "lowbit") {
-    Keys out = keys_of(lowbit_settings(algorithm));
-    out.insert("scale_weight_decay");  // as decay_by
-    return out;
+/// Those of them that a dialect keeps.
+Keys kept_by(const Dialect& dialect, const std::string& algorithm) {
+  const std::string_view name = dialect.name;
+  if (name == "torch") return keys_of(torch_settings(algorithm));
+  Keys out;
+  if (name == "lowbit") out = keys_of(lowbit_settings(algorithm));
+  for (const KeptSetting& kept : dialect.settings) {
+    if (kept.algorithm == algorithm || kept.algorithm == std::string_view("")) out.insert(kept.key);
   }
-  const auto of = other_dialects().find(dialect);
-  if (of == other_dialects().end()) return {};
-  const auto keys = of->second.find(algorithm);
-  return keys == of->second.end() ? Keys() : keys->second;
+  return out;
 }
 
 /// Numbers are equal whatever their types.
@@ -111,25 +95,6 @@ bool same(const Value& a, const Value& b) {
   return a == b;
 }
 
-/// Weight decay of Adam in a dialect.
-struct Decay {
-  const char* dialect;
-  const char* coupled;    // what to know where it was part of the gradient; null: it is kept
-  bool always_decoupled;  // decoupled whatever a class or an argument says
-};
-constexpr Decay kDecays[] = {
-    {"lowbit", nullptr, true},
-    {"torchao", "continue with torchao's Adam, not its AdamW", false},
-    {"fusedadam", "continue with FusedAdam(adam_w_mode=False)", false},
-    {"flashoptim", "continue with FlashAdam, not FlashAdamW", false},
-    {"bitsandbytes", "bitsandbytes decouples it in Adam as in AdamW", true},
-    {"lpmm", "lpmm's AdamW decouples it", true},
-    {"adafactor8bit", "adafactor-8bit decouples it", true},
-};
-
-/// Dialects of a Muon whose other parameters Adam steps: each decouples its decay.
-constexpr std::string_view kMuons[] = {"lowbit", "muon", "moonlight", "dion"};
-
 /// Adds a warning, once.
 void warn(DialectReport& report, std::string text) {
   auto& all = report.warnings;
@@ -141,29 +106,27 @@ bool is_coupled(const Model& model, const Group& group) {
 }
 
 /// Warns of the Adam beside a Muon, also where a library's files are written anew.
-void check_decay_beside_muon(const Model& model, std::string_view to, DialectReport& report) {
-  if (model.algorithm == "muon" && std::count(std::begin(kMuons), std::end(kMuons), to) != 0 &&
+void check_decay_beside_muon(const Model& model, const Dialect& to, DialectReport& report) {
+  if (model.algorithm == "muon" && to.decay.decoupled_beside_muon &&
       std::any_of(model.groups.begin(), model.groups.end(),
                   [&](const Group& group) { return is_coupled(model, group); }))
     warn(report, "weight decay is part of the gradient in groups that Adam steps: " +
-                     std::string(to) + " decouples it there, as AdamW does");
+                     std::string(to.name) + " decouples it there, as AdamW does");
 }
 
-void check_decay(const Model& model, std::string_view to, DialectReport& report) {
-  const auto* const decay = std::find_if(std::begin(kDecays), std::end(kDecays),
-                                         [&](const Decay& d) { return d.dialect == to; });
-  if (decay == std::end(kDecays) || model.algorithm != "adam") return;
+void check_decay(const Model& model, const AdamDecay& decay, DialectReport& report) {
+  if (model.algorithm != "adam") return;
   const auto& told = model.document->manifest->warnings;
   const bool container_warned = std::find(told.begin(), told.end(), kDecayNotSaved) != told.end();
   for (const Group& group : model.groups) {
     if (!is_on(group, "weight_decay")) continue;
     const auto said = decouples(model, group);
-    if (!said && decay->always_decoupled && !container_warned)
+    if (!said && decay.always_decoupled && !container_warned)
       warn(report,
            "the file does not say whether weight decay was decoupled; AdamW is assumed. If it was "
            "Adam, set decoupled_weight_decay=False in the source's groups and convert again");
-    if (is_coupled(model, group) && decay->coupled != nullptr)
-      warn(report, std::string("weight decay is part of the gradient here: ") + decay->coupled);
+    if (is_coupled(model, group) && decay.coupled != nullptr)
+      warn(report, std::string("weight decay is part of the gradient here: ") + decay.coupled);
   }
 }
 
@@ -177,13 +140,26 @@ Status check_rule(const Model& model, const Dialect& to) {
 
 }  // namespace
 
+std::optional<bool> decouples(const Model& model, const Group& group) {
+  const Value* said = setting(group, "decoupled_weight_decay");
+  if (said != nullptr && (said->is(Value::Kind::kBool) || said->is(Value::Kind::kInt)))
+    return said->integer != 0;
+  const Dialect* from = find_dialect(model.dialect);
+  if (from != nullptr && from->decay.always_decoupled) return true;
+  // AdamW of transformers and of timm.
+  for (const char* key : {"correct_bias", "corrected_weight_decay"}) {
+    if (setting(group, key) != nullptr) return true;
+  }
+  return std::nullopt;
+}
+
 Status check_settings(const Model& model, const Dialect& to, DialectReport& report) {
   RETURN_IF_ERROR(check_rule(model, to));
-  check_decay_beside_muon(model, to.name, report);
+  check_decay_beside_muon(model, to, report);
   // A torch that has no such optimizer gets the settings as they are.
   const bool as_they_are = to.name == std::string_view("torch") && torch_lacks_optimizer(model);
   if (model.dialect == to.name || model.algorithm.empty() || as_they_are) return fine();
-  const Keys kept = kept_by(to.name, model.algorithm);
+  const Keys kept = kept_by(to, model.algorithm);
   std::vector<std::string> dropped;
   for (const Group& group : model.groups) {
     for (const OptionalSetting& own : optional_settings()) {
@@ -204,7 +180,7 @@ Status check_settings(const Model& model, const Dialect& to, DialectReport& repo
   if (!all.empty())
     warn(report, std::string("files of ") + to.name + " do not keep " + all +
                      ": the next steps differ, unless its optimizer has that and is built with it");
-  check_decay(model, to.name, report);
+  check_decay(model, to.decay, report);
   return fine();
 }
 

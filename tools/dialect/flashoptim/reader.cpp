@@ -217,9 +217,16 @@ Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const Op
   return model;
 }
 
+constexpr KeptSetting kKeptByFlashOptim[] = {{"sgd", "dampening"}};
+
 extern const Dialect kFlashOptim;
 const Dialect kFlashOptim = {
-    "flashoptim", "FlashOptim: 8-bit moments, split weights; files of 0.1.3 and of 0.1.4",
-    recognize_flashoptim, read_flashoptim, write_flashoptim};
+    "flashoptim",
+    "FlashOptim: 8-bit moments, split weights; files of 0.1.3 and of 0.1.4",
+    recognize_flashoptim,
+    read_flashoptim,
+    write_flashoptim,
+    kKeptByFlashOptim,
+    {.coupled = "continue with FlashAdam, not FlashAdamW"}};
 
 }  // namespace lowbit::ckpt

@@ -214,7 +214,7 @@ Result<Settings> settings_for(const Model& model, const WeightDtypes& dtypes, co
 
 Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, DialectReport& report) {
   ASSIGN_OR_RETURN(form, form_of(wanted));
-  RETURN_IF_ERROR(check_algorithm(model, "FlashOptim"));
+  RETURN_IF_ERROR(check_algorithm(model, "FlashOptim", {"adam", "lion", "sgd"}));
   if (model.flattened && form.compressed)
     return bad(
         "FlashOptim loads no compressed states from a flattened checkpoint; take "

@@ -72,7 +72,7 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
     return Error{Exit::kUsage,
                  "files of FusedAdam have float32 state without blocks, whatever it keeps while it "
                  "runs; leave --state-format and --block out"};
-  RETURN_IF_ERROR(check_algorithm(model, "FusedAdam"));
+  RETURN_IF_ERROR(check_algorithm(model, "FusedAdam", {"adam"}));
   if (!model.algorithm.empty() && model.algorithm != "adam")
     return no_optimizer(model, "FusedAdam");
   Document out = begun(model);
@@ -112,7 +112,12 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
 }  // namespace
 
 extern const Dialect kFusedAdam = {
-    "fusedadam", "FusedAdam of Transformer Engine and Apex, whose files are float32",
-    recognize_fused, read_fused, write_fused};
+    "fusedadam",
+    "FusedAdam of Transformer Engine and Apex, whose files are float32",
+    recognize_fused,
+    read_fused,
+    write_fused,
+    {},
+    {.coupled = "continue with FusedAdam(adam_w_mode=False)"}};
 
 }  // namespace lowbit::ckpt

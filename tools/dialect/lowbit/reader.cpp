@@ -316,8 +316,16 @@ Result<Model> read_lowbit(std::shared_ptr<const Document> document, const Optimi
   return out;
 }
 
+// As decay_by.
+constexpr KeptSetting kKeptByLowbit[] = {{"", "scale_weight_decay"}};
+
 extern const Dialect kLowbitDialect = {
-    "lowbit", "lowbit's optimizers, in any of its formats (--state-format)", recognize_lowbit,
-    read_lowbit, write_lowbit};
+    "lowbit",
+    "lowbit's optimizers, in any of its formats (--state-format)",
+    recognize_lowbit,
+    read_lowbit,
+    write_lowbit,
+    kKeptByLowbit,
+    {.always_decoupled = true, .decoupled_beside_muon = true}};
 
 }  // namespace lowbit::ckpt

@@ -332,8 +332,15 @@ Result<Model> read_lpmm(std::shared_ptr<const Document> document, const Optimize
   return model;
 }
 
+constexpr KeptSetting kKeptByLpmm[] = {{"sgd", "dampening"}, {"sgd", "nesterov"}};
+
 extern const Dialect kLpmm;
-const Dialect kLpmm = {"lpmm", "lpmm: 4-bit states by groups or of rank 1", recognize_lpmm,
-                       read_lpmm, write_lpmm};
+const Dialect kLpmm = {"lpmm",
+                       "lpmm: 4-bit states by groups or of rank 1",
+                       recognize_lpmm,
+                       read_lpmm,
+                       write_lpmm,
+                       kKeptByLpmm,
+                       {.always_decoupled = true, .coupled = "lpmm's AdamW decouples it"}};
 
 }  // namespace lowbit::ckpt

@@ -168,7 +168,7 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
   if (model.flattened) return bad("lpmm's states cannot be flattened");
   const bool own = model.dialect == "lpmm" && wanted.state_format.empty();
   ASSIGN_OR_RETURN(config, LpmmConfig::of(wanted));
-  RETURN_IF_ERROR(check_algorithm(model, "lpmm"));
+  RETURN_IF_ERROR(check_algorithm(model, "lpmm", {"adam", "sgd"}));
   Document out = begun(model);
   for (const Param& param : model.params) {
     const bool copied = own && !stays_full_precision(param, wanted);

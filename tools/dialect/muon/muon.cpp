@@ -32,14 +32,26 @@ std::shared_ptr<Floats> scaled_floats(std::shared_ptr<Floats> values, double fac
 }
 
 extern const Dialect kMuon, kMoonlight, kDion;
-const Dialect kMuon = {"muon", "Keller Jordan's Muon and MuonWithAuxAdam: momentum is an average",
-                       recognize_muon<MuonKind::kKeller>, read_muon<MuonKind::kKeller>,
-                       write_muon<MuonKind::kKeller>};
-const Dialect kMoonlight = {"moonlight", "Moonlight's Muon with AdamW: momentum is a sum",
-                            recognize_muon<MuonKind::kMoonlight>, read_muon<MuonKind::kMoonlight>,
-                            write_muon<MuonKind::kMoonlight>};
-const Dialect kDion = {"dion", "the Muon of Dion, with AdamW: momentum is a sum",
-                       recognize_muon<MuonKind::kDion>, read_muon<MuonKind::kDion>,
-                       write_muon<MuonKind::kDion>};
+const Dialect kMuon = {"muon",
+                       "Keller Jordan's Muon and MuonWithAuxAdam: momentum is an average",
+                       recognize_muon<MuonKind::kKeller>,
+                       read_muon<MuonKind::kKeller>,
+                       write_muon<MuonKind::kKeller>,
+                       {},
+                       {.decoupled_beside_muon = true}};
+const Dialect kMoonlight = {"moonlight",
+                            "Moonlight's Muon with AdamW: momentum is a sum",
+                            recognize_muon<MuonKind::kMoonlight>,
+                            read_muon<MuonKind::kMoonlight>,
+                            write_muon<MuonKind::kMoonlight>,
+                            {},
+                            {.decoupled_beside_muon = true}};
+const Dialect kDion = {"dion",
+                       "the Muon of Dion, with AdamW: momentum is a sum",
+                       recognize_muon<MuonKind::kDion>,
+                       read_muon<MuonKind::kDion>,
+                       write_muon<MuonKind::kDion>,
+                       {},
+                       {.decoupled_beside_muon = true}};
 
 }  // namespace lowbit::ckpt

@@ -4,6 +4,7 @@
 
 #include "dialect/common/dialect.h"
 #include "dialect/common/other_libraries.h"
+#include "dialect/common/settings_kept.h"
 #include "dialect/numbers/document_leaves.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/numbers/numbers.h"

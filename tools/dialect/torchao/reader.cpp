@@ -90,8 +90,14 @@ Result<Model> read_torchao(std::shared_ptr<const Document> document, const Optim
   return out;
 }
 
+constexpr KeptSetting kKeptByTorchao[] = {{"adam", "amsgrad"}};
+
 extern const Dialect kTorchao = {"torchao",
                                  "torchao's AdamW8bit, AdamW4bit, AdamWFp8 and their Adam",
-                                 recognize_torchao, read_torchao, write_torchao};
+                                 recognize_torchao,
+                                 read_torchao,
+                                 write_torchao,
+                                 kKeptByTorchao,
+                                 {.coupled = "continue with torchao's Adam, not its AdamW"}};
 
 }  // namespace lowbit::ckpt

@@ -341,21 +341,6 @@ std::string refusal_of_rule(const Model& model, const std::string& whose) {
          "from the weights";
 }
 
-std::optional<bool> decouples(const Model& model, const Group& group) {
-  const Value* said = setting(group, "decoupled_weight_decay");
-  if (said != nullptr && (said->is(Value::Kind::kBool) || said->is(Value::Kind::kInt)))
-    return said->integer != 0;
-  // Libraries whose Adam has one decay.
-  for (const char* known : {"lowbit", "bitsandbytes", "lpmm", "adafactor8bit"}) {
-    if (model.dialect == known) return true;
-  }
-  // AdamW of transformers and of timm.
-  for (const char* key : {"correct_bias", "corrected_weight_decay"}) {
-    if (setting(group, key) != nullptr) return true;
-  }
-  return std::nullopt;
-}
-
 Status refuse_subspace(const Model& model, const std::string& whose) {
   for (const Param& p : model.params) {
     for (const auto& [name, value] : p.numbers) {

@@ -2,7 +2,6 @@
 // lowbit.
 #pragma once
 
-#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,18 +22,14 @@ bool is_weight_state(const std::string& name);
 /// Whether such a state is a mean over thousands of steps, which presets keep as `slow_mean_spec`
 /// says.
 bool is_slow_state(const std::string& name);
-/// "adam" (AdamW too), "sgd", "adafactor", "rmsprop", "adagrad", "lion", "ademamix", "lars",
-/// "lamb", "came", "muon" (with AdamW beside it or not), "schedule_free"; "" if lowbit has no such
-/// optimizer.
+/// A key of `lowbit_settings`: "adam" (AdamW too), "lion", "muon" (with AdamW beside it or not),
+/// ...; "" if lowbit has no such optimizer.
 std::string algorithm_of(const Model& model);
 /// The optimizer that wrote the model, if its states are named like another's; else empty.
 std::string other_rule_of(const Model& model);
 /// Why no optimizer of `whose` ("lowbit") continues from the states of such an optimizer; empty for
 /// any other.
 std::string refusal_of_rule(const Model& model, const std::string& whose);
-/// Whether a group of Adam's decays the weights and not the gradient; empty where its file does not
-/// say.
-std::optional<bool> decouples(const Model& model, const Group& group);
 /// The error if no optimizer of `whose` ("lowbit") can continue from these states.
 Error no_optimizer(const Model& model, const std::string& whose);
 /// An error if a parameter's state is known to be of its gradient in a subspace: its number
