@@ -32,6 +32,10 @@ constexpr ParamInfo param_of() {
 }
 template <class U>
 constexpr RuleInfo rule_of() {
+  static_assert(U::kSlots <= kMaxSlots && factors_of<U>() <= kMaxFactors,
+                "a rule with more state than core/layout.h has room for");
+  static_assert(rounds_of<U>() <= RuleInfo::kMaxRounds,
+                "a rule with more rounds than catalog/catalog.h has room for");
   RuleInfo info{U::kName,        U::kSlots,    U::kHypers, factors_of<U>(), rounds_of<U>(),
                 numbers_of<U>(), {-1, -1, -1}, {0, 0, 0},  U::kSlot,        {0, 0, 0},
                 U::kHyper,       nullptr,      ""};
