@@ -16,7 +16,7 @@ pytestmark = pytest.mark.product
 
 need_tool()
 
-DIALECTS = ("torch", "lowbit", "bitsandbytes", "torchao", "flashoptim", "lpmm", "adafactor8bit")
+DIALECTS = [*dict.fromkeys(kind.dialect for kind in KINDS.values())]  # in the order of the catalog
 CONTAINERS = {"dcp": "dcp", "torch": "torch", "legacy": "torch", "safetensors": "torch"}
 
 # (kind, dialect): a part of the message, by the first line that fits.

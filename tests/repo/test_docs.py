@@ -261,6 +261,12 @@ def test_the_api_has_every_public_name():
     assert set(listed) == wanted
 
 
+def test_the_page_of_formats_has_the_state_of_every_rule():
+    text = (ROOT / "docs" / "definitions" / "formats.md").read_text()
+    kept = {slot["name"] for rule in lowbit.ops.catalog()["rules"] for slot in rule["slots"]}
+    assert not [name for name in sorted(kept) if f"`{name}`" not in text]
+
+
 def test_every_page_is_in_the_navigation():
     text = (ROOT / "mkdocs.yml").read_text()
     listed = re.findall(r"^ +- .*?([\w/-]+\.md)$", text, re.M)

@@ -9,6 +9,8 @@ import pytest
 import torch
 
 import lowbit
+from tests.support.configured import OPTIMIZERS, model, train
+from tests.support.groups import params_for
 from tests.support.peers.files import convert, need_tool, run
 
 need_tool()
@@ -79,6 +81,22 @@ def saved(states, group):
 def seen(tmp_path, content):
     torch.save(content, tmp_path / "seen.pt")
     return json.loads(run("inspect", tmp_path / "seen.pt", "--json").stdout)["algorithm"]
+
+
+@pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda cls: cls.__name__)
+def test_every_optimizer_of_lowbit_is_known(tmp_path, cls):
+    """A new one too: the tool would take its files for those of another library's optimizer."""
+    net = model()
+    opt = cls(params_for(cls, net))
+    train(net, opt)
+    if hasattr(opt, "eval"):
+        opt.eval()
+    saved = opt.state_dict()
+    torch.save(saved, tmp_path / "saved.pt")
+    said = json.loads(run("inspect", tmp_path / "saved.pt", "--json").stdout)
+    assert said["dialect"] == "lowbit"
+    assert said["algorithm"], "add it to algorithm_by_states of tools/dialect/tree/algorithm.cpp"
+    opt.load_state_dict(convert(tmp_path, saved, "lowbit", "--state-format", "float32"))
 
 
 @pytest.mark.parametrize("name", OTHERS)

@@ -1,5 +1,5 @@
 """The matrix in docs/bits/sharding-matrix.md, written from what test_matrix.py, test_matrix_rows.py
-and test_matrix_kinds.py found: matrix*.json beside them.
+and test_matrix_kinds.py found: *.json beside this file.
 """
 
 from __future__ import annotations

@@ -6,16 +6,29 @@ import copy
 
 import pytest
 
+import lowbit
 from tests.sharding.matrix import page
-from tests.sharding.matrix.cases import TABLES, cases_on
+from tests.sharding.matrix.cases import RULES, TABLES, cases_on
 from tests.sharding.matrix.checkpoints import KINDS
 from tests.sharding.matrix.page import COLUMNS_OF_KINDS
 from tests.sharding.matrix.run import SAME
+from tests.support.configured import OPTIMIZERS
 
 
 def test_the_page_has_the_recorded_matrix():
     assert page.page_with(page.recorded()) == page.read_page(), (
-        "write it: LOWBIT_RECORD=1 python -m pytest tests/sharding/test_matrix*.py"
+        "write it: LOWBIT_RECORD=1 python -m pytest tests/sharding/matrix"
+    )
+
+
+def test_every_optimizer_is_in_the_matrix():
+    """Nothing else tests that shards leave the bits of a new one alone."""
+    here = {cls for cls in OPTIMIZERS if cls.__module__.startswith("lowbit.optim.rules.")}
+    cases = {cls for cls, _ in RULES.values()} | {lowbit.Muon}  # which MuonWithAdamW has
+    assert here <= cases, (
+        f"{sorted(cls.__name__ for cls in here - cases)}: add to RULES and to a column in "
+        "tests/sharding/matrix/cases.py and page.py, then LOWBIT_RECORD=1 python -m pytest "
+        "tests/sharding/matrix"
     )
 
 

@@ -52,7 +52,7 @@ class Kind:
     """One kind of checkpoint.
 
     Attributes:
-        dialect: torch, lowbit, bitsandbytes, torchao, flashoptim, lpmm or adafactor8bit.
+        dialect: as `convert --from` has it, and a key of `_DIALECTS` in decode.py.
         container: dcp (a directory), torch (a zip file), legacy (a file of pickles) or safetensors.
         worlds: the numbers of ranks that it can be made at.
         params: shapes by name, in the order of the optimizer's numbers.
