@@ -55,6 +55,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"lowbit {lowbit.__version__}")
     commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
+    _add_estimate(commands)
+    _add_env(commands)
+    return parser
+
+
+def _add_estimate(commands: Any) -> None:
     estimate = commands.add_parser(
         "estimate",
         help="bytes of weights, gradients, state and checkpoint before training",
@@ -110,6 +116,9 @@ def _parser() -> argparse.ArgumentParser:
         help="another argument of the optimizer, such as rank=128 or momentum=0.9; repeatable",
     )
     add("--json", action="store_true", help="numbers of bytes as JSON")
+
+
+def _add_env(commands: Any) -> None:
     env = commands.add_parser(
         "env",
         help="versions, processor, GPUs and kernels, for a bug report",
@@ -119,7 +128,6 @@ def _parser() -> argparse.ArgumentParser:
         ),
     )
     env.add_argument("--json", action="store_true", help="the same as JSON")
-    return parser
 
 
 def _typed(error: Exception, options: Container[str]) -> str:

@@ -61,15 +61,10 @@ def inspect(
             package that is not installed.
         ValueError: a URL is open with other `storage_options`.
     """
-    with Shown(progress, "inspect") as told:
-        options = _options(
-            include=_names(include),
-            exclude=_names(exclude),
-            health=bool(health),
-            digest=bool(digest),
-        )
-        with opened(storage_options, path) as (name,):
-            text = native().inspect(name, options, told)
+    chosen = _chosen(include, exclude)
+    read = {"health": bool(health), "digest": bool(digest)}
+    with Shown(progress, "inspect") as told, opened(storage_options, path) as (name,):
+        text = native().inspect(name, _options(chosen, read), told)
     return json.loads(text)
 
 
@@ -103,16 +98,10 @@ def verify(
             package that is not installed.
         ValueError: a URL is open with other `storage_options`.
     """
-    with Shown(progress, "verify") as told:
-        options = _options(
-            include=_names(include),
-            exclude=_names(exclude),
-            finite=bool(finite),
-            opaque=bool(opaque),
-            threads=threads,
-        )
-        with opened(storage_options, path) as (name,):
-            text = native().verify(name, options, told)
+    chosen = _chosen(include, exclude)
+    checks = {"finite": bool(finite), "opaque": bool(opaque), "threads": threads}
+    with Shown(progress, "verify") as told, opened(storage_options, path) as (name,):
+        text = native().verify(name, _options(chosen, checks), told)
     return json.loads(text)
 
 
@@ -200,6 +189,15 @@ def convert(
         )
         raise CheckpointError(f"{os.fsdecode(target)}: {reason}", code=2)
     _check_part(part, target)
+    if world_size is None and mesh is None:
+        mesh = {}
+    chosen = _chosen(include, exclude)
+    read = {"from": from_dialect, "optimizer": optimizer, "members": _names(group)}
+    kind = {"to": to, "container": container, "keep": bool(keep), "lossy": bool(lossy)}
+    codes = {"state_format": state_format, "block": block, "full_precision": _names(full_precision)}
+    rounded = {"weights": weights, "seed": seed}
+    cut = _cut(world_size, mesh, part)
+    write = _writing(dry_run, force, manifest, threads, memory_limit)
     with (
         Shown(progress, "convert") as told,
         opened(storage_options, source, model) as (name, weights_of),
@@ -212,33 +210,7 @@ def convert(
             dry_run=dry_run,
         ) as to_write,
     ):
-        options = _options(
-            to=to,
-            container=container,
-            state_format=state_format,
-            block=block,
-            keep=bool(keep),
-            full_precision=_names(full_precision),
-            weights=weights,
-            seed=seed,
-            optimizer=optimizer,
-            members=_names(group),
-            lossy=bool(lossy),
-            include=_names(include),
-            exclude=_names(exclude),
-            dry_run=bool(dry_run),
-            **{"from": from_dialect},
-            **_writing(
-                world_size,
-                {} if world_size is None and mesh is None else mesh,
-                part,
-                force,
-                manifest,
-                threads,
-                memory_limit,
-            ),
-            **to_write.options,
-        )
+        options = _options(chosen, read, kind, codes, rounded, cut, write, to_write.options)
         text = native().convert(name, to_write.path, weights_of, options, told)
     return to_write.report(text)
 
@@ -297,6 +269,9 @@ def reshard(
     if world_size is None and mesh is None:
         raise TypeError("reshard needs world_size= or mesh=")
     _check_part(part, target)
+    chosen = {**_chosen(include, exclude), "requantize": bool(requantize)}
+    cut = _cut(world_size, mesh, part)
+    write = _writing(dry_run, force, manifest, threads, memory_limit)
     with (
         Shown(progress, "reshard") as told,
         opened(storage_options, source) as (name,),
@@ -304,14 +279,7 @@ def reshard(
             storage_options, target, [source], folder=True, force=force, dry_run=dry_run
         ) as to_write,
     ):
-        options = _options(
-            include=_names(include),
-            exclude=_names(exclude),
-            dry_run=bool(dry_run),
-            requantize=bool(requantize),
-            **_writing(world_size, mesh, part, force, manifest, threads, memory_limit),
-            **to_write.options,
-        )
+        options = _options(chosen, cut, write, to_write.options)
         text = native().reshard(name, to_write.path, options, told)
     return to_write.report(text)
 
@@ -346,23 +314,23 @@ def diff(
             package that is not installed.
         ValueError: a URL is open with other `storage_options`.
     """
-    with Shown(progress, "diff") as told:
-        options = _options(
-            include=_names(include),
-            exclude=_names(exclude),
-            bytes=bool(bytes),
-            tolerance=min(float(tolerance), sys.float_info.max),
-        )
-        with opened(storage_options, a, b) as names:
-            text = native().diff(*names, options, told)
+    chosen = _chosen(include, exclude)
+    same = {"bytes": bool(bytes), "tolerance": min(float(tolerance), sys.float_info.max)}
+    with Shown(progress, "diff") as told, opened(storage_options, a, b) as names:
+        text = native().diff(*names, _options(chosen, same), told)
     return json.loads(text)
 
 
-def _options(**fields: Any) -> str:
+def _options(*parts: Mapping[str, Any]) -> str:
     """The options of a command as JSON, which the C++ module reads. Its numbers are Python's: none
     infinite, whole ones as their `__index__` says.
     """
+    fields = {key: value for part in parts for key, value in part.items()}
     return json.dumps(fields, ensure_ascii=False, allow_nan=False, default=operator.index)
+
+
+def _chosen(include: Sequence[str], exclude: Sequence[str]) -> dict[str, Any]:
+    return {"include": _names(include), "exclude": _names(exclude)}
 
 
 def _names(names: Sequence[str]) -> list[str]:
@@ -387,26 +355,24 @@ def _part(part: tuple[int, int] | None) -> list[int]:
     return [number, count]
 
 
-def _writing(
-    world_size: int | None,
-    mesh: Mapping[int, int] | None,
-    part: tuple[int, int] | None,
-    force: bool,
-    manifest: bool,
-    threads: int,
-    memory_limit: int,
+def _cut(
+    world_size: int | None, mesh: Mapping[int, int] | None, part: tuple[int, int] | None
 ) -> dict[str, Any]:
     if world_size is not None and mesh is not None:
         raise TypeError("give world_size= or mesh=, not both")
     parts = {0: 1 if world_size is None else world_size} if mesh is None else dict(mesh)
     if any(n < 1 for n in parts.values()) or any(d < 0 for d in parts):
         raise ValueError(f"a tensor is cut into one part or more along each dimension, not {parts}")
+    return {"parts": list(parts.values()), "dims": list(parts), "part": _part(part)}
+
+
+def _writing(
+    dry_run: bool, force: bool, manifest: bool, threads: int, memory_limit: int
+) -> dict[str, Any]:
     return {
+        "dry_run": bool(dry_run),
         "replace": bool(force),
         "manifest": bool(manifest),
         "threads": threads,
         "memory": memory_limit,
-        "parts": list(parts.values()),
-        "dims": list(parts),
-        "part": _part(part),
     }

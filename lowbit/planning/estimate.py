@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -21,6 +20,7 @@ from lowbit.planning.fit import Setting, fit
 from lowbit.planning.libraries import COUNT, LIBRARIES, MOMENTS, STEP, Library
 from lowbit.planning.models import meta_model
 from lowbit.planning.report import Estimate, Footprint
+from lowbit.planning.weights import Weight, ranks_and_parts, weights_of
 from lowbit.state.layout import Layout
 from lowbit.state.memory import is_outside
 from lowbit.state.slot import StateTensor
@@ -111,12 +111,11 @@ def estimate(
     make = _class_of(optimizer)
     if not isinstance(model, nn.Module):
         model, dtype = meta_model(model, dtype), None
-    sharded = _sharded(model) if ranks is None else None
-    ranks = _count(ranks) if sharded is None else max(sharded.values(), default=1)
+    ranks, parts = ranks_and_parts(model, ranks)
     groups = _groups(model, make, embeddings=embeddings, heads=heads)
     if full_precision is not None:
         options["full_precision"] = full_precision
-    asked = not (device_memory is None and context is None and loss is None)
+    of_card = {"device_memory": device_memory, "context": context, "loss": loss}
     of_fit = {
         "step_in_backward": step_in_backward,
         "waiting": waiting is not None,
@@ -124,62 +123,22 @@ def estimate(
         "checkpointing": checkpointing,
         "loss_chunk": loss_chunk is not None,
     }
-    if not asked and any(of_fit.values()):
-        names = ", ".join(f"{name}=" for name, given in of_fit.items() if given)
-        raise ValueError(
-            f"only the fit of a step depends on {names}: ask for it by device_memory= or context="
-        )
-    if asked and ranks > 1:
-        of_card = {"device_memory": device_memory, "context": context, "loss": loss}
-        names = " and ".join(f"{name}=" for name, given in of_card.items() if given is not None)
-        raise ValueError(
-            f"the fit is that of one card, and the model is on {ranks} ranks: ask for the fit on 1 "
-            f"rank, and for the bytes of a rank without {names}"
-        )
-    weights = _weights(model, sharded)
-    embeddings_of = (m for m in model.modules() if isinstance(m, nn.Embedding))
-    read = {id(m._parameters.get("weight")) for m in embeddings_of}
-    of_parameter = {id(weight.tensor): weight for weight in weights}
-    of_stand_in: dict[nn.Parameter, _Weight] = {}
-    for group in groups:
-        chosen = [of_parameter[id(p)] for p in group["params"]]
-        group["params"] = [nn.Parameter(weight.of(dtype)) for weight in chosen]
-        of_stand_in |= zip(group["params"], chosen, strict=True)
-
-    def laid_out(
-        changed: Mapping[str, Any],
-    ) -> tuple[LowbitOptimizer, list[tuple[_Weight, Layout]]]:
-        opt = make([dict(group) for group in groups], **{**options, **changed})
-        if not isinstance(opt, LowbitOptimizer):
-            raise TypeError(f"estimate takes an optimizer of lowbit, not {type(opt).__name__}")
-        return opt, [(of_stand_in[p], lay) for _, p, lay in opt.laid_out()]
-
-    opt, layouts = laid_out({})
+    asked = _fit_is_asked(of_card, of_fit, ranks)
+    weights = weights_of(model, parts)
+    stand_ins = _StandIns(make, groups, options, weights, dtype)
+    opt, layouts = stand_ins.laid_out()
     trained = [weight for weight, _ in layouts]
     footprints = {"lowbit": _ours(opt, weights, layouts, dtype, ranks, ema)}
     for name, library in LIBRARIES.items():
-        wide = read if library.float32_embeddings else set()
-        footprints[name] = _theirs(library, weights, trained, dtype, ranks, bool(ema), wide)
-    parameters = [weight for weight in weights if weight.parameter]
+        footprints[name] = _theirs(library, weights, trained, dtype, ranks, bool(ema))
     found = None
     if asked:
-        found = fit(
-            model,
-            dtype,
-            Setting(
-                step_in_backward,
-                micro_batch,
-                context,
-                checkpointing,
-                loss_chunk,
-                0 if waiting is None else parsed(waiting),
-            ),
-            None if device_memory is None else parsed(device_memory),
-            loss,
-            lambda changed: _on_card(*laid_out(changed), {**options, **changed}),
-            footprints["lowbit"].weights[0],
-            [(w.values, w.of(dtype).element_size()) for w in trained],
-        )
+        queued = 0 if waiting is None else parsed(waiting)
+        step = Setting(step_in_backward, micro_batch, context, checkpointing, loss_chunk, queued)
+        card = None if device_memory is None else parsed(device_memory)
+        held = footprints["lowbit"].weights[0]
+        found = fit(model, dtype, step, card, loss, stand_ins.on_card, held, trained)
+    parameters = [weight for weight in weights if weight.parameter]
     return Estimate(
         type(opt).__name__,
         ranks,
@@ -191,48 +150,72 @@ def estimate(
     )
 
 
+def _fit_is_asked(of_card: Mapping[str, Any], of_fit: Mapping[str, bool], ranks: int) -> bool:
+    """Whether any argument asks for the fit on a card.
+
+    ValueError for arguments that only the fit reads where it is not asked for, and for the fit of
+    several ranks.
+    """
+    asking = [f"{name}=" for name, given in of_card.items() if given is not None]
+    details = [f"{name}=" for name, given in of_fit.items() if given]
+    if details and not asking:
+        raise ValueError(
+            f"only the fit of a step depends on {', '.join(details)}: ask for it by device_memory= "
+            "or context="
+        )
+    if asking and ranks > 1:
+        raise ValueError(
+            f"the fit is that of one card, and the model is on {ranks} ranks: ask for the fit on 1 "
+            f"rank, and for the bytes of a rank without {' and '.join(asking)}"
+        )
+    return bool(asking)
+
+
 # What is estimated
 
 
-@dataclass(frozen=True)
-class _Weight:
-    """A parameter or buffer of the model; tied ones come once."""
+class _StandIns:
+    """Parameters on the meta device in the place of the model's, and the optimizer of them with any
+    of its options changed.
+    """
 
-    tensor: Tensor
-    parameter: bool
-    saved: bool  # whether it is in the model's state dict
-    split: bool  # whether ranks hold rows of it; else each holds all
+    def __init__(
+        self,
+        make: Callable[..., Any],
+        groups: Sequence[Mapping[str, Any]],
+        options: Mapping[str, Any],
+        weights: Sequence[Weight],
+        dtype: torch.dtype | None,
+    ) -> None:
+        self._make, self._options = make, options
+        self._groups: list[dict[str, Any]] = []
+        self._weight_of: dict[nn.Parameter, Weight] = {}
+        of_parameter = {id(weight.tensor): weight for weight in weights}
+        for group in groups:
+            chosen = [of_parameter[id(p)] for p in group["params"]]
+            made = [nn.Parameter(weight.of(dtype)) for weight in chosen]
+            self._groups.append({**group, "params": made})
+            self._weight_of |= zip(made, chosen, strict=True)
 
-    @property
-    def values(self) -> int:
-        return math.prod(self.tensor.shape)
+    def laid_out(self, **changed: Any) -> tuple[LowbitOptimizer, list[tuple[Weight, Layout]]]:
+        """The optimizer, and the layout of what it keeps for each weight."""
+        opt = self._make([dict(group) for group in self._groups], **{**self._options, **changed})
+        if not isinstance(opt, LowbitOptimizer):
+            raise TypeError(f"estimate takes an optimizer of lowbit, not {type(opt).__name__}")
+        return opt, [(self._weight_of[p], lay) for _, p, lay in opt.laid_out()]
 
-    def of(self, dtype: torch.dtype | None) -> torch.Tensor:
-        """It on the meta device, with the global shape and without memory,
-        as `model.to(dtype)` casts it.
-        """
-        cast = dtype if dtype is not None and self.tensor.is_floating_point() else self.tensor.dtype
-        return torch.empty(tuple(self.tensor.shape), dtype=cast, device="meta")
-
-    def rows(self, rank: int, ranks: int) -> tuple[int, int]:
-        """The rows on a rank, [begin, end); (0, 1) of a tensor without dimensions."""
-        rows = self.tensor.shape[0] if self.tensor.ndim else 1
-        return sharding.row_range(rows, rank, ranks) if self.split else (0, rows)
-
-    def here(self, rank: int, ranks: int) -> int:
-        """The number of values on a rank."""
-        begin, end = self.rows(rank, ranks)
-        return (end - begin) * math.prod(self.tensor.shape[1:])
-
-
-def _weights(model: nn.Module, sharded: Mapping[int, int] | None) -> list[_Weight]:
-    """`sharded`: the parts of each parameter by its id; None splits every one."""
-    saved = {id(t) for t in model.state_dict(keep_vars=True).values() if isinstance(t, Tensor)}
-    parameters = [
-        _Weight(p, True, id(p) in saved, p.ndim > 0 and (sharded is None or sharded[id(p)] > 1))
-        for p in model.parameters()
-    ]
-    return parameters + [_Weight(b, False, id(b) in saved, False) for b in model.buffers()]
+    def on_card(self, changed: Mapping[str, Any]) -> tuple[str, int, int]:
+        """The title, and the state's bytes on a card of CUDA and in the host's memory."""
+        opt, layouts = self.laid_out(**changed)
+        memory = {**self._options, **changed}.get("state_memory", "device")
+        sizes = [0, 0]
+        for _, lay in layouts:
+            sizes[0] += _identity_bytes(lay)
+            for entry in lay.entries():
+                outside = is_outside(lay, entry, torch.device("cuda"), memory)
+                sizes[outside] += _entry_bytes(entry.shape, entry)
+        title = _title(opt) + ("" if memory == "device" else f", {memory}")
+        return title, sizes[0], sizes[1]
 
 
 def _groups(model: nn.Module, make: Callable[..., Any], **formats: Any) -> list[dict[str, Any]]:
@@ -263,42 +246,12 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
     return cls
 
 
-def _sharded(model: nn.Module) -> dict[int, int]:
-    """The number of parts of each parameter, by its id: 1 where ranks hold all of it."""
-    found, first = {}, ("", 1)
-    for name, p in model.named_parameters():
-        what = f"parameter {clean_name(name)!r}"
-        found[id(p)] = count = sharding.row_shards(p, what)
-        if count > 1 and first[1] not in (1, count):
-            raise ValueError(
-                f"{what} has {count} parts and {first[0]} has {first[1]}: which rank holds which "
-                "parts is not known; pass ranks=, which counts all parameters in as many"
-            )
-        first = (what, count) if count > 1 else first
-    return found
-
-
-def _count(ranks: Any) -> int:
-    """The number of parts of dimension 0."""
-    if isinstance(ranks, int) and not isinstance(ranks, bool):
-        if ranks < 1:
-            raise ValueError(f"ranks should be at least 1 but is: {ranks}")
-        return ranks
-    if not callable(getattr(ranks, "size", None)) or not hasattr(ranks, "mesh_dim_names"):
-        raise TypeError(f"ranks should be a number or a DeviceMesh but is: {ranks!r}")
-    if ranks.ndim > 2:
-        raise ValueError(
-            f"the mesh has {ranks.ndim} dimensions; fully_shard takes "
-            "one, or two of which the last shards"
-        )
-    return int(ranks.size(ranks.ndim - 1))
-
-
 # Bytes
 
 
-def _nbytes(tensors: Iterable[Tensor]) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
+def _identity_bytes(lay: Layout) -> int:
+    """The step count, and what a layout keeps to know its parameter again."""
+    return STEP + sum(t.numel() * t.element_size() for t in lay.identity(0).values())
 
 
 def _entry_bytes(shape: Sequence[int], entry: StateTensor) -> int:
@@ -307,20 +260,20 @@ def _entry_bytes(shape: Sequence[int], entry: StateTensor) -> int:
 
 def _ours(
     opt: LowbitOptimizer,
-    weights: Sequence[_Weight],
-    layouts: Sequence[tuple[_Weight, Layout]],
+    weights: Sequence[Weight],
+    layouts: Sequence[tuple[Weight, Layout]],
     dtype: torch.dtype | None,
     ranks: int,
     ema: bool | str,
 ) -> Footprint:
     known: dict[tuple[int, int], int] = {}  # ranks differ in few lengths
 
-    def local(number: int, weight: _Weight, lay: Layout, rank: int) -> int:
+    def local(number: int, weight: Weight, lay: Layout, rank: int) -> int:
         begin, end = weight.rows(rank, ranks)
         if (number, end - begin) not in known:
             here = lay.at_rows(begin, end)
             size = sum(_entry_bytes(entry.local, entry) for entry in here.entries())
-            known[number, end - begin] = size + STEP + _nbytes(lay.identity(0).values())
+            known[number, end - begin] = size + _identity_bytes(lay)
         return known[number, end - begin]
 
     state = tuple(
@@ -328,9 +281,7 @@ def _ours(
         for rank in range(ranks)
     )
     whole = sum(
-        sum(_entry_bytes(entry.shape, entry) for entry in lay.entries())
-        + STEP
-        + _nbytes(lay.identity(0).values())
+        sum(_entry_bytes(entry.shape, entry) for entry in lay.entries()) + _identity_bytes(lay)
         for _, lay in layouts
     )
     held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
@@ -347,45 +298,27 @@ def _title(opt: LowbitOptimizer) -> str:
     return ", ".join([f"lowbit {type(opt).__name__}", *sorted(formats)])
 
 
-def _on_card(
-    opt: LowbitOptimizer, layouts: Sequence[tuple[_Weight, Layout]], options: Mapping[str, Any]
-) -> tuple[str, int, int]:
-    """The title, and the state's bytes on a card of CUDA and in the host's memory."""
-    memory = options.get("state_memory", "device")
-    sizes = [0, 0]
-    for _, lay in layouts:
-        sizes[0] += STEP + _nbytes(lay.identity(0).values())
-        for entry in lay.entries():
-            outside = is_outside(lay, entry, torch.device("cuda"), memory)
-            sizes[outside] += _entry_bytes(entry.shape, entry)
-    title = _title(opt) + ("" if memory == "device" else f", {memory}")
-    return title, sizes[0], sizes[1]
-
-
 def _theirs(
     library: Library,
-    weights: Sequence[_Weight],
-    trained: Sequence[_Weight],
+    weights: Sequence[Weight],
+    trained: Sequence[Weight],
     dtype: torch.dtype | None,
     ranks: int,
     ema: bool,
-    wide: Container[int],
 ) -> Footprint:
-    """`wide`: ids of the parameters whose moments are float32 there."""
     cast = library.dtype or dtype
     bfloat16 = any(w.of(cast).dtype == torch.bfloat16 for w in trained)
+    quantized = [w for w in trained if not (w.embedding and library.float32_embeddings)]
 
-    def kept(weight: _Weight, rank: int) -> int:
+    def kept(weight: Weight, rank: int) -> int:
         values = weight.here(rank, ranks)
-        if id(weight.tensor) in wide:
+        if weight.embedding and library.float32_embeddings:
             return MOMENTS * 4 * values
         return library.state(values, weight.of(cast).element_size())
 
     state = []
     for rank in range(ranks):
-        coded = any(
-            library.codebooks(w.here(rank, ranks)) for w in trained if id(w.tensor) not in wide
-        )
+        coded = any(library.codebooks(w.here(rank, ranks)) for w in quantized)
         shared = library.shared if coded else 0
         state.append(sum(kept(w, rank) for w in trained) + shared)
     # A checkpoint has once what every rank holds: whole parameters' state, and step counts.
@@ -398,7 +331,7 @@ def _theirs(
 
 
 def _averages(
-    trained: Sequence[_Weight], ranks: int, ema: bool | str
+    trained: Sequence[Weight], ranks: int, ema: bool | str
 ) -> tuple[tuple[int, ...], int]:
     """What `lowbit.EMA` keeps on each rank, and what it adds to a checkpoint."""
     size = format_of(EMA_FORMAT if ema is True else ema).itemsize
@@ -408,8 +341,8 @@ def _averages(
 
 
 def _model(
-    weights: Sequence[_Weight],
-    trained: Sequence[_Weight],
+    weights: Sequence[Weight],
+    trained: Sequence[Weight],
     dtype: torch.dtype | None,
     ranks: int,
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:

@@ -15,6 +15,7 @@ from torch import nn
 from lowbit.gradients.causal_loss import refusal
 from lowbit.planning.peers import PEERS
 from lowbit.planning.trace import Loss, Moment, Passes, causal_step, trace
+from lowbit.planning.weights import Weight
 
 # What a card's memory holds besides tensors: the context of CUDA with its kernels, and gaps between
 # blocks of torch's allocator. A rule of thumb, no measurement.
@@ -132,7 +133,7 @@ def fit(
     loss: Loss | None,
     ours: Callable[[Mapping[str, Any]], tuple[str, int, int]],
     weights: int,
-    trained: Sequence[tuple[int, int]],
+    trained: Sequence[Weight],
 ) -> Fit:
     """Traces a step and adds up its phases.
 
@@ -141,7 +142,7 @@ def fit(
         ours: lowbit's title and its state in bytes on the card and on the host, for changed options
             of the optimizer.
         weights: bytes of parameters and buffers.
-        trained: values and bytes of a weight of each parameter that is trained.
+        trained: the parameters that are trained.
     """
     _check(model, setting, loss)
 
@@ -174,9 +175,10 @@ def fit(
 
     now = passes(setting.micro_batch, setting.checkpointing, setting.loss_chunk)
     plans = {"lowbit": plan({}, setting)}
+    sizes = [(w.values, w.of(dtype).element_size()) for w in trained]
     for name, peer in PEERS.items():
-        card = peer.shared + sum(peer.card(*each) for each in trained)
-        host = sum(peer.host(*each) for each in trained)
+        card = peer.shared + sum(peer.card(*each) for each in sizes)
+        host = sum(peer.host(*each) for each in sizes)
         moments = phases(now, setting.step_in_backward and peer.releases)
         plans[name] = Plan(peer.title, weights, card, host, moments, peer.note)
     found: dict[str, Any] | None = {}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from lowbit.sharding.collective import reduce_over
 from lowbit.sharding.flat_shard import FlatShard
-from lowbit.sharding.placement import strides
+from lowbit.sharding.placement import row_range, strides
 
 
 @dataclass(frozen=True)
@@ -30,68 +30,22 @@ def to_chunks(p: FlatShard, spreads: Sequence[Spread], tensors: Sequence[Tensor]
 
     They are sharded on dimension 0, or replicated if every rank has the whole tensor.
     """
-    import torch.distributed as dist
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
-    ranks, rank = p.flat.ranks, p.flat.rank
-    count = -(-p.shape[0] // ranks) if p.shape else 0
-    chunks = (
-        [(min(r * count, p.shape[0]), min((r + 1) * count, p.shape[0])) for r in range(ranks)]
-        if p.shape
-        else []
-    )
-    first_holder = p.holding_ranks[0] if p.holding_ranks else 0
-
-    def passed(i: int, k: int, spread: Spread, own: Tensor) -> tuple[int, int]:
-        """The bytes that rank i sends to rank k, [begin, end) in the whole tensor.
-
-        They are i's rows in k's chunk.
-        A tensor that every rank has comes whole from the first rank.
-        """
-        if spread.row is None:
-            return 0, own.numel() if i == first_holder else 0
-        begin, end = max(p.rows[i][0], chunks[k][0]), min(p.rows[i][1], chunks[k][1])
-        return begin * spread.row, max(begin, end) * spread.row
-
-    device = p.owner.device
-    mine = chunks[rank] if chunks else (0, 0)
-    spread_bytes = [(s, _own_bytes(p, s, t)) for s, t in zip(spreads, tensors, strict=True)]
-    sent: list[Tensor] = []
-    out, into = [], []
-    for k in range(ranks):
-        parts = []
-        for spread, own in spread_bytes:
-            begin, end = passed(rank, k, spread, own)
-            base = p.rows[rank][0] * (spread.row or 0)
-            parts.append(own[begin - base : end - base])
-        sent += parts
-        out.append(sum(part.numel() for part in parts))
-        runs = [passed(k, rank, spread, own) for spread, own in spread_bytes]
-        into.append(sum(end - begin for begin, end in runs))
-    received = torch.empty(sum(into), dtype=torch.uint8, device=device)
-    dist.all_to_all_single(received, torch.cat(sent), into, out, group=p.flat.group)
-    mesh = DeviceMesh.from_group(p.flat.group, device.type)
-    sizes = [
-        own.numel() if s.row is None else (mine[1] - mine[0]) * s.row for s, own in spread_bytes
-    ]
-    buffers = [torch.zeros(size, dtype=torch.uint8, device=device) for size in sizes]
-    at = 0
-    for k in range(ranks):
-        for (spread, own), buffer in zip(spread_bytes, buffers, strict=True):
-            begin, end = passed(k, rank, spread, own)
-            base = mine[0] * (spread.row or 0)
-            # bytes and bits of other ranks are zero
-            buffer[begin - base : end - base] |= received[at : at + end - begin]
-            at += end - begin
+    rows = p.shape[0] if p.shape else 0
+    chunks = [row_range(rows, rank, p.flat.ranks) for rank in range(p.flat.ranks)]
+    own = [_own_bytes(p, spread, t) for spread, t in zip(spreads, tensors, strict=True)]
+    chunk_bytes = _exchanged(p, spreads, own, chunks)
+    mine = range(*chunks[p.flat.rank])
+    mesh = DeviceMesh.from_group(p.flat.group, p.owner.device.type)
     made: list[Tensor] = []
-    for spread, tensor, buffer in zip(spreads, tensors, buffers, strict=True):
+    for spread, tensor, bytes_ in zip(spreads, tensors, chunk_bytes, strict=True):
         whole = spread.row is None
-        local = spread.shape if whole else (mine[1] - mine[0], *spread.shape[1:])
-        value = buffer.view(tensor.dtype).reshape(local)
+        local = spread.shape if whole else (len(mine), *spread.shape[1:])
         made.append(
             DTensor.from_local(
-                value,
+                bytes_.view(tensor.dtype).reshape(local),
                 mesh,
                 [Replicate() if whole else Shard(0)],
                 run_check=False,
@@ -99,6 +53,63 @@ def to_chunks(p: FlatShard, spreads: Sequence[Spread], tensors: Sequence[Tensor]
                 stride=strides(spread.shape),
             )
         )
+    return made
+
+
+def _exchanged(
+    p: FlatShard,
+    spreads: Sequence[Spread],
+    own: Sequence[Tensor],
+    chunks: Sequence[tuple[int, int]],
+) -> list[Tensor]:
+    """The bytes of this rank's chunk of each state tensor, from the bytes that ranks have of their
+    rows. A collective.
+
+    Args:
+        own: the bytes of each state tensor here.
+        chunks: the rows [begin, end) of each rank.
+    """
+    import torch.distributed as dist
+
+    rank, every = p.flat.rank, range(p.flat.ranks)
+    first_holder = p.holding_ranks[0] if p.holding_ranks else 0
+    pairs = list(zip(spreads, own, strict=True))
+
+    def passed(i: int, k: int, spread: Spread, bytes_: Tensor) -> tuple[int, int]:
+        """The bytes that rank i sends to rank k, [begin, end) in the whole tensor.
+
+        They are i's rows in k's chunk.
+        A tensor that every rank has comes whole from the first rank.
+        """
+        if spread.row is None:
+            return 0, bytes_.numel() if i == first_holder else 0
+        begin, end = max(p.rows[i][0], chunks[k][0]), min(p.rows[i][1], chunks[k][1])
+        return begin * spread.row, max(begin, end) * spread.row
+
+    sent: list[Tensor] = []
+    out, into = [0] * len(every), [0] * len(every)
+    for k in every:
+        for spread, bytes_ in pairs:
+            begin, end = passed(rank, k, spread, bytes_)
+            base = p.rows[rank][0] * (spread.row or 0)
+            sent.append(bytes_[begin - base : end - base])
+            out[k] += end - begin
+            begin, end = passed(k, rank, spread, bytes_)
+            into[k] += end - begin
+    received = torch.empty(sum(into), dtype=torch.uint8, device=p.owner.device)
+    dist.all_to_all_single(received, torch.cat(sent), into, out, group=p.flat.group)
+
+    mine = range(*chunks[rank])
+    sizes = [b.numel() if s.row is None else len(mine) * s.row for s, b in pairs]
+    made = [torch.zeros(size, dtype=torch.uint8, device=p.owner.device) for size in sizes]
+    at = 0
+    for k in every:
+        for (spread, bytes_), chunk in zip(pairs, made, strict=True):
+            begin, end = passed(k, rank, spread, bytes_)
+            base = mine.start * (spread.row or 0)
+            # bytes and bits of other ranks are zero
+            chunk[begin - base : end - base] |= received[at : at + end - begin]
+            at += end - begin
     return made
 
 

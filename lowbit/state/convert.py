@@ -71,35 +71,13 @@ def convert_state(
         ValueError: a moment or an entry of a flattened state dict is missing, or the layout of a
             moment is unknown.
     """
-    # What torch makes of entries that a flattened state dict lacks.
-    absent = [name for name, value in saved.items() if isinstance(value, Mapping) and not value]
-    if "step" in absent:
-        raise ValueError(
-            f"the state dict has no {some(absent)} entries for state[{key!r}], as for a layer that "
-            "was added or renamed since. Load it into the model that it was saved from, or add "
-            "entries for this parameter: those that get_optimizer_state_dict returns "
-            "for a new optimizer are fresh state"
-        )
-    lacking = [name for name in absent if is_own_key(name)]
-    if lacking:
-        raise ValueError(
-            f"the state dict has no {some(lacking)} for state[{key!r}]: it seems to be of another "
-            "state_format, and torch takes from a flattened state dict only the entries that this "
-            "optimizer has. Save it to a file, and call lowbit.load_optimizer(opt, path, "
-            "model=model), which converts it"
-        )
-    saved = with_known_names(p, lay, saved)
+    _check_flattened(saved, key)
+    saved = with_known_names(lay, saved)
     step = saved.get("step", None)
     if step is None:
         raise unknown(saved, key, "it has no 'step'")
     step, stream = _number(step), _number(saved.get("stream", lay.stream))
-    at = lay.home.placed if lay.home else p
-    jobs = [_slot_job(at, lay, slot, saved, key) for slot in lay.slots]
-    jobs += [_auxiliary_job(at, entry, saved, key) for entry in lay.auxiliary]
-    cleared = None
-    if lay.compensation:
-        jobs.append(_compensation_job(p, lay.compensation, saved, key))
-        cleared = lay.compensation.key if jobs[-1].fill is _zero else None
+    jobs = _jobs(p, lay, saved, key)
     check_rule(lay, saved, key)
     device = sharding.local(p).device
     others = of_other_programs(saved)
@@ -120,8 +98,8 @@ def convert_state(
         state: dict[str, Tensor] = {}
 
         def begin() -> None:
-            if cleared:
-                _warn_of_cleared(live.get(cleared))
+            if lay.compensation and jobs[-1].fill is _zero:
+                _warn_of_cleared(live.get(lay.compensation.key))
             # copies, because torch shares its tensors: two optimizers would count one step twice
             where = device if device.type == "cuda" else "cpu"
             state["step"] = torch.tensor(step, dtype=torch.float32, device=where)
@@ -154,6 +132,26 @@ def convert_state(
     return run
 
 
+def _check_flattened(saved: Mapping[str, Any], key: Any) -> None:
+    """ValueError for entries that a flattened state dict lacks: torch makes empty dicts of them."""
+    absent = [name for name, value in saved.items() if isinstance(value, Mapping) and not value]
+    if "step" in absent:
+        raise ValueError(
+            f"the state dict has no {some(absent)} entries for state[{key!r}], as for a layer that "
+            "was added or renamed since. Load it into the model that it was saved from, or add "
+            "entries for this parameter: those that get_optimizer_state_dict returns "
+            "for a new optimizer are fresh state"
+        )
+    lacking = [name for name in absent if is_own_key(name)]
+    if lacking:
+        raise ValueError(
+            f"the state dict has no {some(lacking)} for state[{key!r}]: it seems to be of another "
+            "state_format, and torch takes from a flattened state dict only the entries that this "
+            "optimizer has. Save it to a file, and call lowbit.load_optimizer(opt, path, "
+            "model=model), which converts it"
+        )
+
+
 class _Job(NamedTuple):
     """Some tensors of a parameter's state, and what fills the parts of them that are here: from
     what `read` returns, if it is given.
@@ -169,6 +167,16 @@ class _Job(NamedTuple):
 
 def _call(work: Callable[..., Any], *arguments: Any) -> Any:
     return work(*arguments)
+
+
+def _jobs(p: Tensor, lay: Layout, saved: Mapping[str, Any], key: Any) -> list[_Job]:
+    """Those of all of a parameter's state; that of the weight's compensation is the last one."""
+    at = lay.home.placed if lay.home else p
+    jobs = [_slot_job(at, lay, slot, saved, key) for slot in lay.slots]
+    jobs += [_auxiliary_job(at, entry, saved, key) for entry in lay.auxiliary]
+    if lay.compensation:
+        jobs.append(_compensation_job(p, lay.compensation, saved, key))
+    return jobs
 
 
 def _slot_job(p: Tensor, lay: Layout, slot: Slot, saved: Mapping[str, Any], key: Any) -> _Job:

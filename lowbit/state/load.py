@@ -4,13 +4,12 @@ and each parameter's state converted.
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextvars import ContextVar
 from copy import deepcopy
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -24,6 +23,7 @@ from lowbit.state.layout import Layout
 from lowbit.state.replaced import check_bound
 from lowbit.state.saved import is_lazy, lost_compensation, without_filled_in
 from lowbit.state.settings import agreed, check_loaded, some
+from lowbit.state.state_dict import check_entries, check_type
 from lowbit.state.stateful import StatefulOptimizer
 from lowbit.state.torch_functions import options_of_load
 
@@ -67,23 +67,13 @@ def load_by_param(
 @torch.no_grad()
 def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     """`LowbitOptimizer.load_state_dict`. Nothing is changed before all of it is known to fit."""
-    if not isinstance(state_dict, Mapping):
-        instead = ""
-        if isinstance(state_dict, (str, os.PathLike)):
-            instead = ": lowbit.load_optimizer(opt, path) reads a file"
-        elif hasattr(state_dict, "state_dict"):
-            instead = ": call its state_dict()"
-        raise TypeError(
-            f"load_state_dict takes the dict that state_dict() returns, not "
-            f"{type(state_dict).__name__}{instead}"
-        )
+    check_type(state_dict)
     state_dict = state_dict.copy()
     for hook in opt._optimizer_load_state_dict_pre_hooks.values():
         changed = hook(opt, state_dict)
         if changed is not None:
             state_dict = changed
-    _check_keys(state_dict)
-    _check_settings(state_dict)
+    check_entries(state_dict)
     check_bound(opt)
     saved = _by_name(opt, deepcopy(state_dict["param_groups"]))
     groups = _groups(opt, saved)
@@ -91,36 +81,14 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     ids = [key for group in saved for key in group["params"]]
     params = [p for group in groups for p in group["params"]]
     key_of = dict(zip(params, ids, strict=True))
-    converted: list[tuple[Any, Converted, bool]] = []
-    coded: list[tuple[Any, str | None]] = []
-    uncorrected: dict[str, list[Any]] = {}  # names by the format of the bits
-    options, shared = options_of_load(), _SHARED.get()
-    for _, p, lay in laid_out:
-        flat_shard = isinstance(p, sharding.FlatShard)
-        key = key_of[p.owner if flat_shard else p]
-        value = state_dict["state"].get(key, {})
-        if flat_shard and not p.alone:
-            _check_names(key, value, [q.name for q in opt.flat_shards[p.owner]])
-            value = value.get(p.name, {})
-        if value:
-            try:
-                if options is not None and options.full_state_dict:
-                    broadcast = options.broadcast_from_rank0
-                    value = without_filled_in(lay, value, opt.state_of(p), key, broadcast)
-                in_place = is_lazy(value) or holds(value, opt.state_of(p))
-                convert = convert_state(p, lay, value, key, opt.state_memory, shared)
-            except ValueError as error:
-                if names[p] in (None, key):
-                    raise
-                raise ValueError(f"parameter {names[p]!r}: {error}") from None
-            converted.append((p, convert, in_place))
-            coded += [(key, names[p])] if any(slot.coded for slot in lay.slots) else []
-            if stored := lost_compensation(lay, value):
-                uncorrected.setdefault(stored, []).append(names[p] or key)
+    shared = _SHARED.get()
+    saved_states = _saved_states(opt, state_dict["state"], laid_out, key_of)
+    conversions = [_conversion(opt, one, names[one.p], shared) for one in saved_states]
+    coded = [(c.key, c.name) for c in conversions if any(slot.coded for slot in c.lay.slots)]
     warn_of_quantized(coded, state_dict["param_groups"])
-    _warn_of_uncorrected(uncorrected)
+    _warn_of_uncorrected(conversions)
     known = set(ids)
-    if not converted:
+    if not conversions:
         _check_nothing_is_lost(laid_out, state_dict["state"], known)
     if shared is not None:
         shared.check()
@@ -132,21 +100,79 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
         opt.set_state_of(p, made, state)
         opt.set_state_of(p, made)  # what was here is free before the next is made
 
-    for p, convert, in_place in converted:  # all of them fit
-        made = convert(opt.state_of(p), in_place)
+    for one in conversions:  # all of them fit
+        made = one.convert(opt.state_of(one.p), one.in_place)
         if shared is None:
-            keep(p, made)
+            keep(one.p, made)
         else:  # after a failure this goes on to what other ranks wait in
-            shared.attempt(keep, p, made)
+            shared.attempt(keep, one.p, made)
     if shared is not None:
         shared.raise_failure()
-    loaded = {p for p, _, _ in converted}
+    loaded = {one.p for one in conversions}
     for group, p, lay in laid_out:
         if p.requires_grad and not p.is_meta and p not in loaded:
             opt.set_state_of(p, opt.fresh_state(group, p, lay), state)
     opt.__setstate__({"state": state, "param_groups": groups})
     for post_hook in opt._optimizer_load_state_dict_post_hooks.values():
         post_hook(opt)
+
+
+class _Saved(NamedTuple):
+    """What a state dict has for a parameter."""
+
+    p: Any
+    lay: Layout
+    key: Any
+    value: Mapping[str, Any]
+
+
+def _saved_states(
+    opt: StatefulOptimizer,
+    state: Mapping[Any, Any],
+    laid_out: Sequence[tuple[dict[str, Any], Any, Layout]],
+    key_of: Mapping[Any, Any],
+) -> Iterator[_Saved]:
+    """Of each parameter that has any."""
+    for _, p, lay in laid_out:
+        flat_shard = isinstance(p, sharding.FlatShard)
+        key = key_of[p.owner if flat_shard else p]
+        value = state.get(key, {})
+        if flat_shard and not p.alone:
+            _check_names(key, value, [q.name for q in opt.flat_shards[p.owner]])
+            value = value.get(p.name, {})
+        if value:
+            yield _Saved(p, lay, key, value)
+
+
+class _Conversion(NamedTuple):
+    """A parameter's saved state on its way to the optimizer's."""
+
+    p: Any
+    lay: Layout
+    key: Any
+    name: str | None
+    convert: Converted
+    in_place: bool
+    uncorrected: str | None  # the format of correction bits that are lost
+
+
+def _conversion(
+    opt: StatefulOptimizer, saved: _Saved, name: str | None, shared: sharding.SharedFailure | None
+) -> _Conversion:
+    """ValueError where saved state does not fit, with the parameter's name."""
+    p, lay, key, value = saved
+    options = options_of_load()
+    try:
+        if options is not None and options.full_state_dict:
+            broadcast = options.broadcast_from_rank0
+            value = without_filled_in(lay, value, opt.state_of(p), key, broadcast)
+        in_place = is_lazy(value) or holds(value, opt.state_of(p))
+        convert = convert_state(p, lay, value, key, opt.state_memory, shared)
+    except ValueError as error:
+        if name in (None, key):
+            raise
+        raise ValueError(f"parameter {name!r}: {error}") from None
+    return _Conversion(p, lay, key, name, convert, in_place, lost_compensation(lay, value))
 
 
 def warn_of_quantized(
@@ -175,62 +201,18 @@ def warn_of_quantized(
         )
 
 
-def _warn_of_uncorrected(names_by_format: Mapping[str, Sequence[Any]]) -> None:
-    for stored, names in names_by_format.items():
+def _warn_of_uncorrected(conversions: Iterable[_Conversion]) -> None:
+    names_of: dict[str, list[Any]] = {}  # by the format of the bits
+    for one in conversions:
+        if one.uncorrected:
+            names_of.setdefault(one.uncorrected, []).append(one.name or one.key)
+    for stored, names in names_of.items():
         warnings.warn(
             f"the state that is loaded has correction bits for {some(names)}, and this optimizer "
             "keeps none: these weights continue from their 16-bit values. To keep the bits, build "
             f"the optimizer with param_format={stored!r}",
             stacklevel=outside(),
         )
-
-
-def _check_keys(state_dict: Mapping[str, Any]) -> None:
-    """Raises ValueError unless this is an optimizer's state dict;
-    the message has the key of the one inside a checkpoint.
-    """
-    if "state" in state_dict and "param_groups" in state_dict:
-        return
-    found = [f"[{key!r}]" for key, value in state_dict.items() if _is_state_dict(value)]
-    for key, value in state_dict.items():  # such as Lightning's optimizer_states
-        if isinstance(value, list | tuple):
-            found += [f"[{key!r}][{i}]" for i, one in enumerate(value) if _is_state_dict(one)]
-    lacking = [key for key in ("state", "param_groups") if key not in state_dict]
-    holds = f"it holds {some(state_dict)} and no {' or '.join(map(repr, lacking))}"
-    if found:
-        calls = " or ".join(f"load_state_dict(checkpoint{where})" for where in found)
-        raise ValueError(
-            f"this is a whole checkpoint, not an optimizer's state dict: {holds}. Call {calls}"
-        )
-    if state_dict and all(isinstance(value, torch.Tensor) for value in state_dict.values()):
-        raise ValueError(
-            f"this is the state dict of a model, not of an optimizer: {holds}. Load it with "
-            "model.load_state_dict"
-        )
-    raise ValueError(
-        f"this is not an optimizer's state dict: {holds}. Save optimizer.state_dict() and load "
-        "what was saved"
-    )
-
-
-def _check_settings(state_dict: Mapping[str, Any]) -> None:
-    """Raises ValueError if a group has state for its parameters and no settings,
-    not even a learning rate.
-
-    torch leaves them out where the groups of a checkpoint name none of these parameters.
-    """
-    for number, group in enumerate(state_dict["param_groups"]):
-        keys = group.get("params", ())
-        if set(group) == {"params"} and any(state_dict["state"].get(key) for key in keys):
-            raise ValueError(
-                f"group {number} of the state dict has state for {some(keys)} and no settings: its "
-                "param_groups were another rank's. torch.distributed.checkpoint keeps those of "
-                "one rank where ranks save different parameters under nested names, as stages of "
-                "a pipeline. Save and load flat names: "
-                "StateDictOptions(flatten_optimizer_state_dict=True). To load this checkpoint "
-                "with the settings that the optimizer has now, put "
-                "get_optimizer_state_dict(model, opt)['param_groups'] instead of its own"
-            )
 
 
 def _check_names(key: Any, value: Mapping[str, Any], names: Sequence[str]) -> None:
@@ -243,10 +225,6 @@ def _check_names(key: Any, value: Mapping[str, Any], names: Sequence[str]) -> No
             f"vector here holds {some(names)}. Save with lowbit.flat.get_state_dict and load with "
             "lowbit.flat.set_state_dict, which go by the whole parameters"
         )
-
-
-def _is_state_dict(value: Any) -> bool:
-    return isinstance(value, Mapping) and "state" in value and "param_groups" in value
 
 
 def _groups(opt: StatefulOptimizer, saved_groups: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -91,7 +91,7 @@ def _saved_tensor(
     return SavedTensor(value, p, entry, what)
 
 
-def with_known_names(p: Tensor, lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_known_names(lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """torch's state under this library's names.
 
     torch's SGD and Muon and lion-pytorch's Lion count no steps,
