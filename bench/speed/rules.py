@@ -203,7 +203,7 @@ def written(result: dict[str, Any], counts: list[dict] | None = None) -> str:
     parts: list[str] = [
         "# Every rule and format on a CPU",
         "![Time of a step of every rule, state format and parameter format beside 8-bit AdamW]"
-        "(pictures/rules.svg)",
+        "(../pictures/rules.svg)",
         opening(result["rows"]),
         page.bullets(
             "**Numbers** are nanoseconds per parameter of one thread, in the second-level cache or "

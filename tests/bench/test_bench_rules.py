@@ -2,6 +2,8 @@
 No timing is tested.
 """
 
+import json
+
 import pytest
 
 from bench.speed import rules
@@ -54,3 +56,8 @@ def test_least_cycles_stand_beside_times():
     # 120 instructions, four in a cycle, of 8 values
     assert "| adamw | 10.00 | 2.00 (1.00) | 3.8 |" in text
     assert "| came | 15.00 | 6.00 (2.00) |  |" in text
+
+
+def test_the_page_is_that_of_the_recorded_results():
+    result = json.loads(rules.RESULT.read_text())
+    assert rules.PAGE.read_text() == rules.written(result, rules.recorded_counts())
