@@ -21,6 +21,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 from torch import Tensor
 
+from bench.pages.page import table
 from lowbit import ops, sharding
 
 MICRO = 12  # addends of a step
@@ -132,6 +133,12 @@ def measure(ranks: int, numel: int, rounds: int) -> tuple[dict[str, float], dict
         return seconds, error
 
 
+def cell(times: dict[str, float], name: str) -> str:
+    """A contestant's time, over torch's reduction in bfloat16."""
+    ratio = times[name] / times["torch, reduced in bfloat16"]
+    return f"{ratio:.2f} ({times[name] * 1e3:.1f} ms)"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
@@ -139,20 +146,11 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=11)
     args = parser.parse_args()
     measured = {ranks: measure(ranks, args.numel, args.rounds) for ranks in args.ranks}
-    found = {ranks: seconds for ranks, (seconds, _) in measured.items()}
-    print("| | " + " | ".join(f"{ranks} ranks" for ranks in found) + " |")
-    print("| --- |" + " --- |" * len(found))
-    for name in next(iter(found.values())):
-        cells = []
-        for times in found.values():
-            base = times["torch, reduced in bfloat16"]
-            cells.append(f"{times[name] / base:.2f} ({times[name] * 1e3:.1f} ms)")
-        print(f"| {name} | " + " | ".join(cells) + " |")
-    print("\n| error | " + " | ".join(f"{ranks} ranks" for ranks in measured) + " |")
-    print("| --- |" + " --- |" * len(measured))
-    for name in next(iter(measured.values()))[1]:
-        cells = [f"{error[name]:.5f}" for _, error in measured.values()]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    head = [f"{ranks} ranks" for ranks in measured]
+    times, error = zip(*measured.values(), strict=True)
+    rows = [[name, *(cell(of, name) for of in times)] for name in times[0]]
+    print(table(["", *head], rows) + "\n")
+    print(table(["error", *head], [[n, *(f"{of[n]:.5f}" for of in error)] for n in error[0]]))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, fully_shard
 
 import lowbit
+from bench.pages.page import table
 
 RECIPES = pathlib.Path(__file__).parents[2] / "recipes"
 WARM = 3  # turns that are not counted
@@ -121,10 +122,9 @@ def main() -> None:
         store, result = os.path.join(folder, "store"), os.path.join(folder, "result")
         mp.spawn(rank, (args, store, result), nprocs=2)
         found["2 ranks of FSDP2, one thread each"] = torch.load(result, weights_only=True)
-    print("| a step | " + " | ".join(found) + " |")
-    print("| --- |" + " --- |" * len(found))
+    rows = []
     for name in WAYS:
-        cells = []
+        cells = [name]
         for times, _ in found.values():
             base = statistics.median(times["after the backward pass"])
             ratios = [
@@ -132,7 +132,8 @@ def main() -> None:
             ]
             now = statistics.median(times[name])
             cells.append(f"{now / base:.3f} ({now * 1e3:.0f} ms, {statistics.median(ratios):.3f})")
-        print(f"| {name} | " + " | ".join(cells) + " |")
+        rows.append(cells)
+    print(table(["a step", *found], rows))
     for place, (_, digests) in found.items():
         print(f"{place}: {len(digests)} digest of the weights")
 

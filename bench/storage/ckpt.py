@@ -95,32 +95,15 @@ def compare(gib: float, repeats: int, folder: str | None, tool: str) -> dict:
         make(source, gib, tool)
         size = sum(f.stat().st_size for f in source.iterdir())
         a, b = str(source), str(out)
+        reshard, convert = ([tool, verb, a, b] for verb in ("reshard", "convert"))
         contenders = {
             "cp": ["cp", "-r", "--reflink=never", a, b],
             "cp, then sync": ["sh", "-c", f"cp -r --reflink=never {a} {b} && sync {b}/*"],
-            "reshard 2 -> 4": [tool, "reshard", a, b, "--world-size", "4"],
-            "reshard 2 -> 4, 1 thread": [
-                tool,
-                "reshard",
-                a,
-                b,
-                "--world-size",
-                "4",
-                "--threads",
-                "1",
-            ],
-            "reshard 2 -> 2 (copies)": [tool, "reshard", a, b, "--world-size", "2"],
-            "reshard 2 -> 1 x 4 (columns)": [tool, "reshard", a, b, "--mesh", "1x4"],
-            "convert to lowbit 8-bit": [
-                tool,
-                "convert",
-                a,
-                b,
-                "--to",
-                "lowbit",
-                "--state-format",
-                "8bit",
-            ],
+            "reshard 2 -> 4": [*reshard, "--world-size", "4"],
+            "reshard 2 -> 4, 1 thread": [*reshard, "--world-size", "4", "--threads", "1"],
+            "reshard 2 -> 2 (copies)": [*reshard, "--world-size", "2"],
+            "reshard 2 -> 1 x 4 (columns)": [*reshard, "--mesh", "1x4"],
+            "convert to lowbit 8-bit": [*convert, "--to", "lowbit", "--state-format", "8bit"],
             "dcp_to_torch_save": [sys.executable, "-W", "ignore", "-c", TORCH_SAVE, a, b],
         }
         free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
