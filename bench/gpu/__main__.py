@@ -145,69 +145,82 @@ def printed(*command: str) -> str:
 
 def page(report: dict) -> str:
     """The report as Markdown."""
-    machine, results = report["machine"], [s["result"] for s in report["stages"] if "result" in s]
-    gpu = machine["gpu"]
-    failed = [s["name"] for s in report["stages"] if s["status"] != "passed"]
+    stages = report["stages"]
     parts = [
-        f"# {gpu.get('name', 'A GPU')}: build, tests, sanitizers, bench",
-        (
-            f"`make gpu`, {machine['date']}, commit {machine['commit']}, "
-            f"{report['seconds'] / 60:.1f} minutes. "
-        )
-        + (f"**Not passed: {', '.join(failed)}.**" if failed else "All stages passed."),
-        "\n".join(
-            [
-                "* before: " + ", ".join(f"{k} {v}" for k, v in gpu.items()),
-                "* after: "
-                + ", ".join(f"{k} {v}" for k, v in report.get("clocks_after", {}).items()),
-                (
-                    f"* Python {machine['python']}, torch {machine['torch']}, CUDA "
-                    f"{machine['cuda']}, {machine['nvcc']}, {machine['cores']} cores"
-                ),
-            ]
-        ),
+        *opening(report),
         *(["## Asked, measured, met", asked.page(report["asked"])] if report.get("asked") else []),
         "## Stages",
-        baselines_line(report["stages"]),
+        baselines_line(stages),
         table(
             ["stage", "status", "seconds", ""],
-            [[s["name"], s["status"], f"{s['seconds']:.0f}", note(s)] for s in report["stages"]],
+            [[s["name"], s["status"], f"{s['seconds']:.0f}", note(s)] for s in stages],
         ),
+        *(part for s in stages for part in trouble(s)),
+        *(part for s in stages for part in told(s)),
+        *benched(report),
     ]
-    for s in report["stages"]:
-        trouble = [*s.get("failures", []), *s.get("errors", [])]
-        if trouble:
-            parts += [f"### {s['name']}: what failed", "\n".join(f"* `{line}`" for line in trouble)]
-        if s["status"].startswith(("failed", "timed out")):
-            parts += [
-                f"### {s['name']}: the end of its log",
-                f"```\n{s['tail'][-2000:].replace('```', chr(39) * 3)}\n```",
-            ]
-        if s.get("skipped"):
-            parts += [
-                f"### {s['name']}: skipped",
-                "\n".join(f"* {count}: {reason}" for reason, count in s["skipped"].items()),
-            ]
-    for s in report["stages"]:
-        for made in s.get("tables", []):
-            parts += [f"## {made['title']}", table(made["head"], made["rows"])]
-        if s.get("said"):
-            parts += ["## The order in which memory is asked", f"```text\n{s['said']}\n```"]
-    if results:
-        merged: dict = {"failed": {}, "seconds": {"all": 0.0}}
-        for r in results:
-            seconds = merged["seconds"]["all"] + r["seconds"].get("all", 0.0)
-            merged = {
-                **merged,
-                **r,
-                "failed": merged["failed"] | r["failed"],
-                "seconds": {"all": seconds},
-            }
-        if merged.get("step"):
-            parts += ["## In short", summary(merged)]
-            parts += ["## A tile, counted and measured", tile_model.page(report)]
-        parts.append(bench_page(merged, "make gpu").replace("# Measured", "## Measured", 1))
     return "\n\n".join(parts) + "\n"
+
+
+def opening(report: dict) -> list[str]:
+    """The title, whether all passed, and the machine."""
+    machine, gpu = report["machine"], report["machine"]["gpu"]
+    failed = [s["name"] for s in report["stages"] if s["status"] != "passed"]
+
+    def listed(facts: dict) -> str:
+        return ", ".join(f"{k} {v}" for k, v in facts.items())
+
+    return [
+        f"# {gpu.get('name', 'A GPU')}: build, tests, sanitizers, bench",
+        f"`make gpu`, {machine['date']}, commit {machine['commit']}, "
+        f"{report['seconds'] / 60:.1f} minutes. "
+        + (f"**Not passed: {', '.join(failed)}.**" if failed else "All stages passed."),
+        f"* before: {listed(gpu)}\n"
+        f"* after: {listed(report.get('clocks_after', {}))}\n"
+        f"* Python {machine['python']}, torch {machine['torch']}, CUDA {machine['cuda']}, "
+        f"{machine['nvcc']}, {machine['cores']} cores",
+    ]
+
+
+def trouble(stage: dict) -> list[str]:
+    """What failed in a stage, the end of its log, and what it skipped."""
+    parts, name = [], stage["name"]
+    if lines := [*stage.get("failures", []), *stage.get("errors", [])]:
+        parts += [f"### {name}: what failed", "\n".join(f"* `{line}`" for line in lines)]
+    if stage["status"].startswith(("failed", "timed out")):
+        tail = stage["tail"][-2000:].replace("```", chr(39) * 3)
+        parts += [f"### {name}: the end of its log", f"```\n{tail}\n```"]
+    if skipped := stage.get("skipped"):
+        lines = [f"* {count}: {reason}" for reason, count in skipped.items()]
+        parts += [f"### {name}: skipped", "\n".join(lines)]
+    return parts
+
+
+def told(stage: dict) -> list[str]:
+    """The tables of a stage, and what it printed."""
+    parts = []
+    for made in stage.get("tables", []):
+        parts += [f"## {made['title']}", table(made["head"], made["rows"])]
+    if stage.get("said"):
+        parts += ["## The order in which memory is asked", f"```text\n{stage['said']}\n```"]
+    return parts
+
+
+def benched(report: dict) -> list[str]:
+    """The results of the bench, which stages measured in parts, as one."""
+    results = [s["result"] for s in report["stages"] if "result" in s]
+    if not results:
+        return []
+    merged: dict = {}
+    for result in results:
+        merged |= result
+    merged["failed"] = {k: reason for r in results for k, reason in r["failed"].items()}
+    merged["seconds"] = {"all": sum(r["seconds"].get("all", 0.0) for r in results)}
+    parts = []
+    if merged.get("step"):
+        parts += ["## In short", summary(merged)]
+        parts += ["## A tile, counted and measured", tile_model.page(report)]
+    return [*parts, bench_page(merged, "make gpu").replace("# Measured", "## Measured", 1)]
 
 
 def baselines_line(stages: list[dict]) -> str:

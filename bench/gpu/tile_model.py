@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from bench.measuring.workload import QUARTER
@@ -65,64 +66,41 @@ def page(report: dict[str, Any]) -> str:
     clock = (case or {}).get("clocks", {}).get("clocks.sm") or gpu.get("clocks.max.sm")
     processors = gpu.get("multiprocessors")
     if not (counts and case and clock and processors):
-        return (
-            "Not measured: "
-            + ", ".join(
-                what
-                for what, there in (
-                    ("the build counted no tiles", counts),
-                    ("the step was not timed", case),
-                    ("no clock is known", clock),
-                    ("the number of multiprocessors is not known", processors),
-                )
-                if not there
-            )
-            + "."
-        )
-    hertz = float(clock) * 1e6 * float(processors)
-    copy = next(
-        (
-            r["gb_per_second"] * 1e9
-            for r in case["rows"]
-            if r["name"] == COPY and r["gb_per_second"]
-        ),
-        None,
+        needed = {
+            "the build counted no tiles": counts,
+            "the step was not timed": case,
+            "no clock is known": clock,
+            "the number of multiprocessors is not known": processors,
+        }
+        return f"Not measured: {', '.join(what for what, there in needed.items() if not there)}."
+    said = (
+        f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, "
+        f"{QUARTER.name}. Issue, ALU and wavefronts of shared memory are counted "
+        "(docs/kernels/cuda-counts.md), memory is the kernel's bytes at the copy's speed; "
+        "the last column is the measured time over the largest of the four."
     )
-    rows = []
+    head = ["step", "issue", "ALU", "shared memory", "memory", "measured", "over the bound"]
+    return f"{said}\n\n{table(head, rows(case, counts, float(clock) * 1e6 * float(processors)))}"
+
+
+def rows(
+    case: dict[str, Any], counts: dict[str, dict[str, float]], hertz: float
+) -> Iterator[list[str]]:
+    """A row for each step whose kernel was counted; `hertz` is of all multiprocessors together."""
+    speeds = (r["gb_per_second"] for r in case["rows"] if r["name"] == COPY)
+    copy = next((1e9 * speed for speed in speeds if speed), None)
     for row in case["rows"]:
-        kernel = KERNELS.get(row["name"])
-        count = counts.get(f"step_fast<{kernel}>") if kernel else None
+        count = counts.get(f"step_fast<{KERNELS.get(row['name'])}>")
         times = sorted(t for t in row["seconds"] if t)
         if count is None or not times:
             continue
         took = times[len(times) // 2] * hertz * TILE / case["numel"]
-        memory = count["bytes"] * hertz / copy if copy else None
-        bounds = [
-            count["issue clk"],
-            count["alu clk"],
-            count["wavefronts"],
-            *([memory] if memory else []),
+        counted = [count[name] for name in COLUMNS[:3]]
+        memory = [count["bytes"] * hertz / copy] if copy else []
+        yield [
+            row["name"],
+            *(f"{clocks:.0f}" for clocks in counted),
+            f"{memory[0]:.0f}" if memory else "",
+            f"{took:.0f}",
+            f"{took / max([*counted, *memory]):.2f}",
         ]
-        rows.append(
-            [
-                row["name"],
-                *(f"{count[name]:.0f}" for name in COLUMNS[:3]),
-                f"{memory:.0f}" if memory else "",
-                f"{took:.0f}",
-                f"{took / max(bounds):.2f}",
-            ]
-        )
-    return "\n\n".join(
-        [
-            (
-                f"Clocks of one of {processors} multiprocessors at {clock} MHz for 256 values, "
-                f"{QUARTER.name}. Issue, ALU and wavefronts of shared memory are counted "
-                "(docs/kernels/cuda-counts.md), memory is the kernel's bytes at the copy's speed; "
-                "the last column is the measured time over the largest of the four."
-            ),
-            table(
-                ["step", "issue", "ALU", "shared memory", "memory", "measured", "over the bound"],
-                rows,
-            ),
-        ]
-    )

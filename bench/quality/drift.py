@@ -106,62 +106,76 @@ def shape_of(name: str) -> tuple[int, int]:
     return SHAPE if name.count(" ") == 1 else SQUARE
 
 
+class Beside:
+    """A state in several formats, each of a parameter of its own. All parameters have the same
+    gradient; float32's is the first.
+    """
+
+    def __init__(self, state: str, formats: Sequence[str]) -> None:
+        self.slot, make, signed, _ = STATES[state]
+        every = {"float32": lowbit.scaled("float32"), **specs(signed)}
+        chosen = {name: every[name] for name in ("float32", *formats)}
+        (self.shape,) = {shape_of(name) for name in formats}
+        # A format's random bits come from its name.
+        named = [(name, torch.nn.Parameter(torch.zeros(self.shape))) for name in chosen]
+        overrides = {name: {"state_format": {self.slot: spec}} for name, spec in chosen.items()}
+        with warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # of formats that lose a mean, which is what is measured
+            self.opt = make(named, min_numel=0, overrides=overrides)
+        self.grad = torch.empty(self.shape)
+        for _, p in named:
+            p.grad = self.grad
+        self.layouts = [(p, self.opt.layouts[p]) for _, p in named]
+
+    def values(self) -> torch.Tensor:
+        """[formats, rows, columns], in double."""
+        read = []
+        for p, lay in self.layouts:
+            slot = next(x for x in lay.slots if x.name == self.slot)
+            kept = [self.opt.state[p][e.key] for e in lay.of_slots[self.slot]]
+            read.append(dequantize_slot(kept, lay, slot))
+        return torch.stack(read).double()
+
+
+def numbers(
+    state: str, q: torch.Tensor, s: torch.Tensor, sign: torch.Tensor, grad: torch.Tensor
+) -> dict[str, torch.Tensor]:
+    """Bias, error and signs of each format's values `q`, of which float32's are the first."""
+    f = q[0]
+    if STATES[state].slot == "exp_avg_sq":
+        root = q.clamp_min(0).sqrt() / s
+        return {"bias": root.sum((1, 2)) / root[0].sum() - 1}
+    along = (sign * q / s).sum((1, 2))
+    error = (((q - f) / s) ** 2).sum((1, 2)) / ((f / s) ** 2).sum()
+    made = {"bias": along / along[0] - 1, "error": error}
+    if state == "lion":
+        update = torch.sign(LION[0] * q + (1 - LION[0]) * grad)
+        made["signs"] = (update != update[0]).double().mean((1, 2))
+    return made
+
+
 def simulate(
     state: str, steps: tuple[int, ...], formats: Sequence[str], seed: int = 0
 ) -> Iterator[tuple[int, dict[str, dict[str, float]]]]:
     """The numbers of formats of a state with tensors of one shape after each of `steps`. They do
     not depend on which others there are.
     """
-    slot, make, signed, spread = STATES[state]
-    every = {"float32": lowbit.scaled("float32"), **specs(signed)}
-    names = {name: every[name] for name in ("float32", *formats)}
-    (shape,) = {shape_of(name) for name in formats}
-    # A format's random bits come from its name.
-    named = [(name, torch.nn.Parameter(torch.zeros(shape))) for name in names]
-    overrides = {name: {"state_format": {slot: spec}} for name, spec in names.items()}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of formats that lose a mean, which is what is measured
-        opt = make(named, min_numel=0, overrides=overrides)
+    beside = Beside(state, formats)
     draw = torch.Generator().manual_seed(seed)
-    s = (spread * torch.randn(shape, generator=draw)).exp() * 1e-3
-    sign = torch.randn(shape, generator=draw).sign()
-    grad = torch.empty(shape)
-    for _, p in named:
-        p.grad = grad
-    layouts = [(p, opt.layouts[p]) for _, p in named]
-    found = [next(x for x in lay.slots if x.name == slot) for _, lay in layouts]
-
-    def values() -> torch.Tensor:
-        """[formats, elements], in double."""
-        read = [
-            dequantize_slot([opt.state[p][e.key] for e in lay.of_slots[slot]], lay, one)
-            for (p, lay), one in zip(layouts, found, strict=True)
-        ]
-        return torch.stack(read).double()
-
-    def numbers(q: torch.Tensor, g: torch.Tensor) -> dict[str, torch.Tensor]:
-        f = q[0]
-        if slot == "exp_avg_sq":
-            root = q.clamp_min(0).sqrt() / s
-            return {"bias": root.sum((1, 2)) / root[0].sum() - 1}
-        along = (sign * q / s).sum((1, 2))
-        error = (((q - f) / s) ** 2).sum((1, 2)) / ((f / s) ** 2).sum()
-        made = {"bias": along / along[0] - 1, "error": error}
-        if state == "lion":
-            update = torch.sign(LION[0] * q + (1 - LION[0]) * g)
-            made["signs"] = (update != update[0]).double().mean((1, 2))
-        return made
-
-    looks = {n: {n - n // 10 * k // WINDOW for k in range(WINDOW)} for n in steps}
+    s = (STATES[state].spread * torch.randn(beside.shape, generator=draw)).exp() * 1e-3
+    sign = torch.randn(beside.shape, generator=draw).sign()
+    looks = {n - n // 10 * k // WINDOW for n in steps for k in range(WINDOW)}
     kept: dict[str, list[torch.Tensor]] = {}
     for step in range(1, max(steps) + 1):
-        torch.randn(shape, generator=draw, out=grad)
-        grad.add_(sign, alpha=MEAN).mul_(s)
-        before = values() if state == "lion" and any(step in at for at in looks.values()) else None
-        opt.step()
-        if any(step in at for at in looks.values()):
-            now = values() if before is None else before
-            for what, each in numbers(now, grad.double()).items():
+        torch.randn(beside.shape, generator=draw, out=beside.grad)
+        beside.grad.add_(sign, alpha=MEAN).mul_(s)
+        before = beside.values() if state == "lion" and step in looks else None
+        beside.opt.step()
+        if step in looks:
+            now = beside.values() if before is None else before
+            for what, each in numbers(state, now, s, sign, beside.grad.double()).items():
                 kept.setdefault(what, []).append(each)
         if step in steps:
             mean = {what: torch.stack(each[-WINDOW:]).mean(0) for what, each in kept.items()}
@@ -171,8 +185,7 @@ def simulate(
                 step,
                 {
                     name: {what: float(f"{float(each[i]):.4g}") for what, each in mean.items()}
-                    for i, name in enumerate(names)
-                    if i
+                    for i, name in enumerate(formats, 1)
                 },
             )
 
@@ -208,17 +221,12 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    work = (
-        []
-        if args.page
-        else [
-            (i, state, formats, steps)
-            for state in args.only
-            for i, (formats, steps) in enumerate(
-                missing({} if args.again else results, state, args.quick)
-            )
-        ]
-    )
+    known = {} if args.again else results
+    work = [
+        (i, state, formats, steps)
+        for state in (() if args.page else args.only)
+        for i, (formats, steps) in enumerate(missing(known, state, args.quick))
+    ]
     for _, state, formats, steps in sorted(work, key=lambda entry: entry[0]):
         begun = time.monotonic()
         for step, numbers in simulate(state, steps, formats):

@@ -141,7 +141,7 @@ def section(result: dict[str, Any]) -> list[str]:
         for name, kinds in found.items()
         if name != "float32"
     ]
-    return [said, "", *table(["state", *KINDS], rows).splitlines(), "", method]
+    return [said, table(["state", *KINDS], rows), method]
 
 
 if __name__ == "__main__":

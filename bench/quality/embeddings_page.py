@@ -71,7 +71,31 @@ def rows(lines: Lines) -> dict[tuple[str, str, float], list[str]]:
     return made
 
 
+FINDINGS = bullets(
+    "**8-bit state is enough for an embedding, for a head, and for a matrix that is "
+    "both.** From scratch, no class of words was shown to lose at the best rate. In "
+    "fine-tuning, 8 bits for both cost less than 0.002. Other random bits alone change the "
+    "loss by 0.02 from scratch.",
+    "**It saves 5.8 GiB on Llama 3 8 B**, so `lowbit.param_groups` gives none of them a "
+    "format of its own.",
+    "**The rarest words lose a little under an 8-bit head**: 0.01 to 0.03 of a loss of 12. "
+    "A learning rate that is 5 % higher raised their loss by 0.02, and doubling it by 0.2 "
+    "to 0.7. 8-bit rows that get a gradient in every step do move 2 to 3 % further "
+    "([below](#rows-that-seldom-get-a-gradient)).",
+    "**Tied weights pay no more than untied ones.** In fine-tuning they pay nothing, where "
+    "untied ones pay 0.01 on the rarest words. From scratch, at half the best rate, both "
+    "pay 0.03 on them. At their best rate, chance alone moves runs of tied weights so far "
+    "apart that they show nothing. `param_groups(model, embeddings='float32')` keeps "
+    "float32 for 6 bytes more for each of their parameters.",
+    "**`bfloat16_stochastic` lost nothing anywhere**, the rarest words included, and takes "
+    "twice the bytes of 8 bits.",
+    "**Avoid a 4-bit head if rare words matter.** Their loss was higher, and such runs "
+    "end far from float32's.",
+)
+
+
 def section() -> list[str]:
+    """The paragraphs, with their headings."""
     lines = settings(read(runs.RESULTS))
     one = lines[0]["settings"]
     machines = collections.Counter(
@@ -87,35 +111,10 @@ def section() -> list[str]:
     ended = "; ".join(f"{k}, {statistics.fmean(x):.3f}" for k, x in losses.items() if x)
     return [
         "## Embeddings and heads",
-        "",
-        bullets(
-            "**8-bit state is enough for an embedding, for a head, and for a matrix that is "
-            "both.** From scratch, no class of words was shown to lose at the best rate. In "
-            "fine-tuning, 8 bits for both cost less than 0.002. Other random bits alone change the "
-            "loss by 0.02 from scratch.",
-            "**It saves 5.8 GiB on Llama 3 8 B**, so `lowbit.param_groups` gives none of them a "
-            "format of its own.",
-            "**The rarest words lose a little under an 8-bit head**: 0.01 to 0.03 of a loss of 12. "
-            "A learning rate that is 5 % higher raised their loss by 0.02, and doubling it by 0.2 "
-            "to 0.7. 8-bit rows that get a gradient in every step do move 2 to 3 % further "
-            "([below](#rows-that-seldom-get-a-gradient)).",
-            "**Tied weights pay no more than untied ones.** In fine-tuning they pay nothing, where "
-            "untied ones pay 0.01 on the rarest words. From scratch, at half the best rate, both "
-            "pay 0.03 on them. At their best rate, chance alone moves runs of tied weights so far "
-            "apart that they show nothing. `param_groups(model, embeddings='float32')` keeps "
-            "float32 for 6 bytes more for each of their parameters.",
-            "**`bfloat16_stochastic` lost nothing anywhere**, the rarest words included, and takes "
-            "twice the bytes of 8 bits.",
-            "**Avoid a 4-bit head if rare words matter.** Their loss was higher, and such runs "
-            "end far from float32's.",
-        ),
-        "",
+        FINDINGS,
         "The held-out loss less that of float32 state for both, with the 95 % interval:",
-        "",
-        *table(HEAD, rows(lines).values()).splitlines(),
-        "",
+        table(HEAD, rows(lines).values()),
         f"![Embeddings and heads: losses](pictures/{PICTURE})",
-        "",
         filled(
             f"**The model** is a GPT of width {one['width']} with a vocabulary of "
             f"{one['vocabulary']:,} words of Python files. It trains for {scratch} steps of "
@@ -123,28 +122,23 @@ def section() -> list[str]:
             "bfloat16 with stochastic rounding. Only the state of the embedding, of the head, or "
             "of the matrix that is both differs."
         ),
-        "",
         filled(
             "**The columns** have all words, and those that come in every step, in every 10th to "
             "100th, and in fewer. The last column is the loss where such a rare word was read. "
             "Differences are pairs of one seed."
         ),
-        "",
         filled(
             f"**Fine-tuned** are models of {tuned.base:,} steps, with {tuned.steps} steps on other "
             "files. Rates are the best ones of float32 state, or a multiple. Mean losses with "
             f"float32 state: {ended}."
         ),
-        "",
         filled(
             f"`python -m bench.quality.embeddings`, {dates[-1]}: "
             f"{'; '.join(f'{count} runs on {m}' for m, count in machines.most_common())}. Four "
             "runs of tied weights were repeated on the other kind: their losses differ by less "
             "than 0.001 (2026-11-29)."
         ),
-        "",
         "### Rows that seldom get a gradient",
-        "",
         *drift_rows.section(json.loads(drift_rows.RESULTS.read_text())),
     ]
 

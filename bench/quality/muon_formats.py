@@ -26,6 +26,7 @@ import lowbit
 from bench import ROOT
 from bench.measuring import machine
 from bench.measuring.recipe import load_recipe
+from bench.pages.page import table
 from lowbit import ops, sharding
 from lowbit.config import muon
 from lowbit.state.quantize import dequantize_slot
@@ -268,85 +269,83 @@ def mean(found: dict[str, Any], key: str, names: Sequence[str]) -> float:
 
 
 def tables(results: dict[str, Any]) -> str:
-    """Markdown: all formats with blocks of their own length,
-    and those of 4 bits with every scale.
+    """Markdown: all formats with blocks of their own length, those of 4 bits with every scale, and
+    low-rank parts.
     """
-    found = results["formats"]
-    made = [
-        (
-            f"float32 momentum, {len(REAL)} matrices of a GPT, and {len(POWERS)} synthetic ones, "
-            f"{STEPS} steps; {results['cpu']}, {results['date'][:10]}."
-        ),
-        "",
-    ]
-    made += [
-        (
-            "| state | bits | momentum | update | small directions | descent | descent, stochastic "
-            "| synthetic: update | descent |"
-        ),
-        "|---|---|---|---|---|---|---|---|---|",
-    ]
-    synthetic_names = [f"power {power:g}" for power in POWERS]
+    about = (
+        f"float32 momentum, {len(REAL)} matrices of a GPT, and {len(POWERS)} synthetic ones, "
+        f"{STEPS} steps; {results['cpu']}, {results['date'][:10]}."
+    )
+    formats = results["formats"]
+    made = [about, by_format(formats), by_scale(formats), by_rank(results["low_rank"])]
+    return "\n\n".join(made)
+
+
+def by_format(found: dict[str, Any]) -> str:
+    """A row for each format with blocks of its own length, those of most bits first."""
     entries = {e["name"]: e for e in ops.entries("state")}
-    nearest = {name: one for name, one in found.items() if name.endswith("nearest")}
     own = {
         name: one
-        for name, one in nearest.items()
-        if one["spec"]["scale"] in ("block", "none")
+        for name, one in found.items()
+        if name.endswith("nearest")
+        and one["spec"]["scale"] in ("block", "none")
         and one["spec"]["block"] in (0, entries[one["spec"]["format"]]["block"])
     }
     order = sorted(
         own,
         key=lambda n: (-entries[own[n]["spec"]["format"]]["bits"], -mean(own[n], "descent", REAL)),
     )
+    drawn = [f"power {power:g}" for power in POWERS]
+    rows = []
     for name in order:
         one, by_chance = own[name], found.get(name.replace("nearest", "stochastic"))
         format, block = one["spec"]["format"], one["spec"]["block"]
-        real = " | ".join(f"{mean(one, key, REAL):.2f}" for key in ("momentum", "update", "small"))
-        chance = f"{mean(by_chance, 'descent', REAL):.3f}" if by_chance else ""
-        made.append(
-            f"| `{format}`{f', blocks of {block}' if block else ''} | {entries[format]['bits']} | "
-            f"{real} | {mean(one, 'descent', REAL):.3f} | {chance} | "
-            f"{mean(one, 'update', synthetic_names):.2f} | "
-            f"{mean(one, 'descent', synthetic_names):.3f} |"
+        rows.append(
+            [
+                f"`{format}`{f', blocks of {block}' if block else ''}",
+                entries[format]["bits"],
+                *(f"{mean(one, key, REAL):.2f}" for key in ("momentum", "update", "small")),
+                f"{mean(one, 'descent', REAL):.3f}",
+                f"{mean(by_chance, 'descent', REAL):.3f}" if by_chance else "",
+                f"{mean(one, 'update', drawn):.2f}",
+                f"{mean(one, 'descent', drawn):.3f}",
+            ]
         )
-    made += [
-        "",
-        "| 4 bits, scales of | bytes | " + " | ".join(f"`{f}`" for f in FOUR) + " |",
-        "|---" * (len(FOUR) + 2) + "|",
-    ]
+    head = ["state", "bits", "momentum", "update", "small directions", "descent"]
+    return table([*head, "descent, stochastic", "synthetic: update", "descent"], rows)
+
+
+def update_and_descent(one: dict[str, Any]) -> str:
+    return f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}"
+
+
+def by_scale(found: dict[str, Any]) -> str:
+    """A row for each scale, a column for each format of 4 bits."""
+    rows = []
     for scale in SCALES:
-        cells = []
-        for format in FOUR:
-            spec = lowbit.scaled(format, **scale)
-            one = next(x for x in nearest.values() if x["spec"] == spec)
-            cells.append(f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}")
+        specs = [lowbit.scaled(format, **scale) for format in FOUR]
         size = 0.5 + (4 / scale["block"] if "block" in scale else 0)
         covers = (
             f"blocks of {scale['block']}"
             if "block" in scale
             else {"rank1": "rank 1"}.get(scale["scale"], f"a {scale['scale']}")
         )
-        made.append(f"| {covers} | {size:.2f} | {' | '.join(cells)} |")
-    made += [
-        "",
-        "| rank of the part in 8 bits | "
-        + " | ".join(f"remainder in {how}" for how in REMAINDERS)
-        + " |",
-        "|---" * (len(REMAINDERS) + 1) + "|",
-    ]
+        cells = [
+            update_and_descent(next(x for x in found.values() if x["spec"] == spec))
+            for spec in specs
+        ]
+        rows.append([covers, f"{size:.2f}", *cells])
+    return table(["4 bits, scales of", "bytes", *(f"`{f}`" for f in FOUR)], rows)
+
+
+def by_rank(found: dict[str, Any]) -> str:
+    """A row for each rank of the part in 8 bits, a column for each format of the remainder."""
+    rows = []
     for share in SHARES:
-        cells = []
-        for how in REMAINDERS:
-            one = results["low_rank"][f"{share}, {how}"]
-            cells.append(
-                f"{mean(one, 'update', REAL):.2f}, {mean(one, 'descent', REAL):.3f}; "
-                f"{one['bytes']:.2f}"
-            )
-        made.append(
-            f"| {f'1/{share} of the shorter side' if share else 'none'} | {' | '.join(cells)} |"
-        )
-    return "\n".join(made)
+        several = [found[f"{share}, {how}"] for how in REMAINDERS]
+        rank = f"1/{share} of the shorter side" if share else "none"
+        rows.append([rank, *(f"{update_and_descent(x)}; {x['bytes']:.2f}" for x in several)])
+    return table(["rank of the part in 8 bits", *(f"remainder in {x}" for x in REMAINDERS)], rows)
 
 
 def write(results: dict[str, Any]) -> None:

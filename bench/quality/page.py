@@ -43,83 +43,74 @@ FEW, WAITING = VERDICTS[3:]
 NUMBERS = re.compile(r" \([+-][^()]*\)")  # behind a name: its difference and interval
 
 
+METHOD = (
+    filled(
+        "**Models.** All are byte-level GPTs (`recipes/train_gpt.py`) on the text of Python's "
+        "standard library. Losses are in nats per byte of held-out text."
+    ),
+    filled(
+        "**Pairs.** All runs of a seed begin with the same weights and see the same batches. A "
+        "difference is a run's loss less that of its pair. ± is half of the 95 % confidence "
+        "interval of the mean of these differences, by Student's t. An interval without 0 is "
+        "**bold**. Of 20 contestants that differ in nothing, one is bold by chance."
+    ),
+    filled(
+        "The loss is the mean of the seeds that have run: where their number differs, compare "
+        "differences only. Compare a format with `torch AdamW, start rounded` too. Its first "
+        "weights are rounded to bfloat16, which is neither better nor worse."
+    ),
+    filled(
+        "**Tuning.** The learning rate is tuned for each rule, with full-precision state, by "
+        "shorter runs of another seed. Every rule chooses among as many rates. Every format "
+        "takes the rate of its rule, as somebody who changes the format alone would. Nothing "
+        "else is tuned."
+    ),
+    filled(
+        "**A lower loss does not mean a more exact format.** The error of a format acts as "
+        "another learning rate does, or as noise. With few bits the second moment comes out "
+        "too high ([drift.md](loss/drift.md)), so steps are shorter. A loss below float32's "
+        "says that the format did no harm here."
+    ),
+    filled(
+        "**State.** Embeddings, head and small parameters keep float32 state, the former two "
+        'by `lowbit.param_groups(model, embeddings="float32", heads="float32")`. '
+        "[Embeddings and heads](#embeddings-and-heads) has the study without it. So a format "
+        "takes more bytes per parameter here than in [presets.md](presets.md#all-presets)."
+    ),
+)
+
+
 def page(lines: Lines) -> str:
     parts = [
         "# Quality",
-        "",
         "![Held-out loss of each format, less that of float32 state](pictures/quality.svg)",
-        "",
         bullets(*conclusions(lines)),
-        "",
         filled(
             "Each line of the picture is a format. It shows how far the held-out loss is from that "
             "of float32 state under the same optimizer. Red formats raised it. What the points say "
             "of formats holds under AdamW; the tables below have [Muon](#muon) and other rules."
         ),
-        "",
         "## The differences",
-        "",
         filled(
             "Which of these raised or lowered the held-out loss, beside what is named. The tables "
             "below have the differences with their intervals. An empty cell has no contestant."
         ),
-        "",
-        *without_empty(
+        without_empty(
             ["compared", *VERDICTS],
             [[NUMBERS.sub("", cell) for cell in cells] for cells in evidence(lines)],
-        ).splitlines(),
-        "",
+        ),
         filled(over_long(lines, STUDIES["0.5 M, 20,000 steps"])),
-        "",
         "## Method",
-        "",
-        filled(
-            "**Models.** All are byte-level GPTs (`recipes/train_gpt.py`) on the text of Python's "
-            "standard library. Losses are in nats per byte of held-out text."
-        ),
-        "",
-        filled(
-            "**Pairs.** All runs of a seed begin with the same weights and see the same batches. A "
-            "difference is a run's loss less that of its pair. ± is half of the 95 % confidence "
-            "interval of the mean of these differences, by Student's t. An interval without 0 is "
-            "**bold**. Of 20 contestants that differ in nothing, one is bold by chance."
-        ),
-        "",
-        filled(
-            "The loss is the mean of the seeds that have run: where their number differs, compare "
-            "differences only. Compare a format with `torch AdamW, start rounded` too. Its first "
-            "weights are rounded to bfloat16, which is neither better nor worse."
-        ),
-        "",
-        filled(
-            "**Tuning.** The learning rate is tuned for each rule, with full-precision state, by "
-            "shorter runs of another seed. Every rule chooses among as many rates. Every format "
-            "takes the rate of its rule, as somebody who changes the format alone would. Nothing "
-            "else is tuned."
-        ),
-        "",
-        filled(
-            "**A lower loss does not mean a more exact format.** The error of a format acts as "
-            "another learning rate does, or as noise. With few bits the second moment comes out "
-            "too high ([drift.md](loss/drift.md)), so steps are shorter. A loss below float32's "
-            "says that the format did no harm here."
-        ),
-        "",
-        filled(
-            "**State.** Embeddings, head and small parameters keep float32 state, the former two "
-            'by `lowbit.param_groups(model, embeddings="float32", heads="float32")`. '
-            "[Embeddings and heads](#embeddings-and-heads) has the study without it. So a format "
-            "takes more bytes per parameter here than in [presets.md](presets.md#all-presets)."
-        ),
+        *METHOD,
     ]
     for name, heading in HEADINGS.items():
-        parts += ["", f"## {heading}", "", *section(lines, STUDIES[name])]
-    parts += ["", *embeddings_page.section()]
+        parts += [f"## {heading}", *section(lines, STUDIES[name])]
+    parts += embeddings_page.section()
     if zero_gradients.RESULTS.exists():
-        said, found = zero_gradients.section(json.loads(zero_gradients.RESULTS.read_text()))
-        parts += ["", "## Zero gradients", "", said, "", found]
-    parts += ["", "## What is recorded", "", *quality_schedule.section(lines)]
-    return "\n".join([*parts, ""])
+        found = json.loads(zero_gradients.RESULTS.read_text())
+        parts += ["## Zero gradients", *zero_gradients.section(found)]
+    parts += ["## What is recorded", *quality_schedule.section(lines)]
+    return "\n\n".join(parts) + "\n"
 
 
 def without_empty(head: list[str], rows: list[list[str]]) -> str:
@@ -143,18 +134,16 @@ def section(lines: Lines, study: Study) -> list[str]:
     if any(runs_of(lines, study, name) for name in study.contestants):
         parts += [
             f"![{HEADINGS[study.name]}: losses](pictures/{picture(study)})",
-            "",
             filled(
                 "From the left: the training loss of the first contestant of each rule; that of "
                 "others less the first's, in pairs (those with most seeds); and the held-out "
                 "differences of the table."
             ),
-            "",
         ]
     rows = [row(lines, study, name) for name in study.contestants]
-    tuned = [] if study.tuned_in else ["\n".join(tuning(lines, study))]
+    tuned = [] if study.tuned_in else tuning(lines, study)
     ran = folded("How it was run", about(own, study), flattening(lines, study), *tuned)
-    return [*parts, *table(head, rows).splitlines(), "", *ran.splitlines()]
+    return [*parts, table(head, rows), ran]
 
 
 def about(own: Lines, study: Study) -> str:
@@ -225,7 +214,7 @@ def tuning(lines: Lines, study: Study) -> list[str]:
         said += (
             f" At the end of the grid, so that a rate beyond it may be better: {', '.join(edges)}."
         )
-    return [filled(said), "", *table(["rule", *(f"{lr:g}" for lr in rates)], rows).splitlines()]
+    return [filled(said), table(["rule", *(f"{lr:g}" for lr in rates)], rows)]
 
 
 def at_edge(lines: Lines, study: Study, rule: str) -> bool:

@@ -197,14 +197,12 @@ def section(lines: Lines) -> list[str]:
     cells = [[part.what, f"{steps(part):,}", *a.cells()] for part, a in accounts]
     return [
         filled(said),
-        "",
         filled(
             "Planned are five seeds of every contestant, three with 10 M parameters over 160 "
             "steps, and one over 20,000 steps. `python -m bench.quality` runs what is missing, the "
             "most useful first, and resumes where it was stopped. `--list` names what is missing, "
             "and `--page` writes this page from `bench/results/quality.jsonl`."
         ),
-        "",
         filled(
             "Recorded runs took these seconds, least to most; other work shared the cores with "
             "most of them. A missing run costs its steps times the processor's seconds of a step "
@@ -212,6 +210,5 @@ def section(lines: Lines) -> list[str]:
             "where no run has counted the processor's. With a * the rule has not run with that "
             "model yet. Other rules' steps count there, which may be cheaper."
         ),
-        "",
-        *table(head, cells).splitlines(),
+        table(head, cells),
     ]

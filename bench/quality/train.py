@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import os
 import pathlib
-import shutil
 import statistics
 import subprocess
 import sys
@@ -85,19 +84,9 @@ def converted(
         source, target = (str(pathlib.Path(folder) / f"{n}.pt") for n in ("float32", "8bit"))
         torch.save({"model": model.state_dict(), "optimizer": old.state_dict()}, source)
         beside = pathlib.Path(sys.executable).parent / "lowbit-ckpt"
-        tool = str(beside) if beside.exists() else shutil.which("lowbit-ckpt")
-        command = [
-            tool or "lowbit-ckpt",
-            "convert",
-            source,
-            target,
-            "--to",
-            "lowbit",
-            "--state-format",
-            CONTESTANTS[name].state,
-            "--quiet",
-        ]
-        subprocess.run(command, check=True)
+        tool = str(beside) if beside.exists() else "lowbit-ckpt"
+        options = ["--to", "lowbit", "--state-format", CONTESTANTS[name].state, "--quiet"]
+        subprocess.run([tool, "convert", source, target, *options], check=True)
         lowbit.load_optimizer(new, target, model=model)
     return new
 
@@ -158,11 +147,7 @@ def train(
     contestant = CONTESTANTS[run.name]
     half = run.steps // 2 if contestant.half else None
     torch.manual_seed(run.seed)
-    model = recipe.GPT(**study.model, compute=compute)
-    if contestant.nudged:
-        model.to(torch.bfloat16).to(torch.float32)
-    if contestant.weights is not None:
-        model.to(torch.bfloat16)
+    model = first_weights(recipe.GPT(**study.model, compute=compute), contestant)
     begin, losses, clock = 0, [], Clock()
     found = progress.load()
     now = contestant
@@ -207,6 +192,15 @@ def train(
         **took,
     }
     return made if diverged is None else {**made, "diverged": diverged}
+
+
+def first_weights(model: torch.nn.Module, contestant: Variant) -> torch.nn.Module:
+    """The model with its first weights as the contestant has them."""
+    if contestant.nudged:
+        model.to(torch.bfloat16).to(torch.float32)
+    if contestant.weights is not None:
+        model.to(torch.bfloat16)
+    return model
 
 
 def kept(

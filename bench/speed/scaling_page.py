@@ -210,7 +210,7 @@ def modelled(rows: dict[str, ROW], names: Sequence[str]) -> str:
     return table(head, made)
 
 
-def said(result: dict[str, Any], rows: dict[str, ROW]) -> list[str]:
+def said(rows: dict[str, ROW]) -> list[str]:
     """What the numbers say, in words that follow from them."""
     first, eight = rows[FIRST], rows[Eight.name]
     order = sorted(rows.values(), key=lambda row: row["cache_ns"] / row["bytes"])
@@ -277,18 +277,38 @@ def trust(rows: dict[str, ROW], gb: dict[int, float]) -> str:
     )
 
 
+CACHE = filled(
+    "The nearest cache: how much longer a step takes on 32,768 values than on 8,192, for each "
+    "value more. Fixed costs of a step do not count there. torch's foreach step reads and writes "
+    "memory for each of its operators, 21 times 4 bytes a value, counted from its source."
+)
+MODEL = filled(
+    "A step takes, for each value, the longer of two: the nanoseconds of a core, divided by the "
+    "threads, and the bytes, divided by the bandwidth. Cores are taken to be those measured here, "
+    "so the servers are of their instruction set, and to be as fast with all of them busy. "
+    "Programs are taken to reach 80 % of the bandwidth that channels and transfers give. Both "
+    "favour no contestant, but neither is measured on these servers: real servers have slower "
+    "clocks with all cores busy, and several sockets and memory nodes."
+)
+CROSSINGS = filled(
+    "Of one socket, at 80 % of its bandwidth; the last columns are the crossings. Where a socket "
+    "has fewer cores than that, its memory is not the limit."
+)
+MODELLED = filled(
+    "Nanoseconds of a value; `m` where memory is the limit. Empty where a socket has fewer cores."
+)
+BANDWIDTHS = filled(
+    "Theoretical bandwidth is channels times transfers times 8 bytes. Cores are those of a common "
+    "large model of the series."
+)
+
+
 def page(result: dict[str, Any]) -> str:
     rows, gb = by_name(result), bandwidth(result)
-    main = [
-        name
-        for name in rows
-        if name in (FIRST, "torch foreach, float32", "DeepSpeedCPUAdam, float32", *OURS)
-    ]
-    missing = "".join(
-        f" {name} is missing: {reason}." for name, reason in result["missing"].items()
-    )
+    shown = (FIRST, "torch foreach, float32", "DeepSpeedCPUAdam, float32", *OURS)
+    missing = "".join(f" {name} is missing: {why}." for name, why in result["missing"].items())
     reached = ", ".join(f"{x:.1f} GB/s with {n} thread{'s' * (n > 1)}" for n, x in gb.items())
-    lead, *facts = said(result, rows)
+    lead, *facts = said(rows)
     parts = [
         "# Many threads",
         "![Time of a step of torch and of lowbit by threads, modelled](../pictures/scaling.svg)",
@@ -305,22 +325,9 @@ def page(result: dict[str, Any]) -> str:
             f"page.{missing}"
         ),
         measured(result),
-        filled(
-            "The nearest cache: how much longer a step takes on 32,768 values than on 8,192, for "
-            "each value more. Fixed costs of a step do not count there. torch's foreach step reads "
-            "and writes memory for each of its operators, 21 times 4 "
-            "bytes a value, counted from its source."
-        ),
+        CACHE,
         "## The model",
-        filled(
-            "A step takes, for each value, the longer of two: the nanoseconds of a core, divided "
-            "by the threads, and the bytes, divided by the bandwidth. Cores are taken to be those "
-            "measured here, so the servers are of their instruction set, and to be as fast with "
-            "all of them busy. Programs are taken to reach 80 % of the bandwidth that channels and "
-            "transfers give. Both favour no contestant, but neither is measured on these servers: "
-            "real servers have slower clocks with all cores busy, and "
-            "several sockets and memory nodes."
-        ),
+        MODEL,
         filled(
             "This machine's memory is measured by an inversion of bits in place, which reads and "
             "writes each byte once. A copy would not do: it fetches the lines that it is about to "
@@ -330,26 +337,17 @@ def page(result: dict[str, Any]) -> str:
         check(result, rows),
         filled(trust(rows, gb)),
         "## Threads from which a step waits for memory",
-        filled(
-            "Of one socket, at 80 % of its bandwidth; the last columns are the crossings. Where a "
-            "socket has fewer cores than that, its memory is not the limit."
-        ),
+        CROSSINGS,
         crossings(rows),
         "## Modelled times",
-        filled(
-            "Nanoseconds of a value; `m` where memory is the limit. "
-            "Empty where a socket has fewer cores."
-        ),
-        modelled(rows, main),
+        MODELLED,
+        modelled(rows, [name for name in rows if name in shown]),
         "## Bandwidths",
         table(
             ["server, one socket", "cores", "memory", "GB/s, theoretical", "source"],
             [[s.name, s.cores, s.memory, f"{s.gb:.1f}", f"[source]({s.source})"] for s in SERVERS],
         ),
-        filled(
-            "Theoretical bandwidth is channels times transfers times 8 bytes. Cores are those of a "
-            "common large model of the series."
-        ),
+        BANDWIDTHS,
     ]
     return "\n\n".join(parts) + "\n"
 

@@ -114,28 +114,7 @@ def case(
 ) -> list[dict]:
     """Measures one workload with each thread count."""
     torch.set_num_threads(max(settings.threads))
-    params = Params(shapes, settings.device)
-    entries: list[Contestant] = []
-    missing: dict[str, str] = {}
-    for kind in roster.ALL:
-        entry = kind()
-        reason = entry.missing(settings.device)
-        if reason is None and entry.name in slow:
-            reason = (
-                f"too slow: {slow[entry.name] * 1e9:.0f} ns per element on a tensor of 64 k, "
-                f"{min(settings.threads)} thread"
-            )
-        if reason is None and entry.one_shape and not (workload.one_shape and settings.compile):
-            reason = "it would compile for each shape"
-        if reason is None:
-            try:
-                say(f"{workload.name}: {entry.name} prepares")
-                entry.prepare(params.of(entry.dtype))
-                entries.append(entry)
-                continue
-            except Exception as error:  # any error of a baseline is a line of the page
-                reason = short(error)
-        missing[entry.name] = reason
+    entries, missing = prepared(settings, say, workload, Params(shapes, settings.device), slow)
     results: list[dict] = []
     gone: dict[str, str] = {}
     for threads in settings.threads:
@@ -168,6 +147,34 @@ def case(
             }
         )
     return results
+
+
+def prepared(
+    settings: Settings, say: Say, workload: Workload, params: Params, slow: dict[str, float]
+) -> tuple[list[Contestant], dict[str, str]]:
+    """The contestants that can step a workload, and by name why others cannot."""
+    entries: list[Contestant] = []
+    missing: dict[str, str] = {}
+    for kind in roster.ALL:
+        entry = kind()
+        reason = entry.missing(settings.device)
+        if reason is None and entry.name in slow:
+            reason = (
+                f"too slow: {slow[entry.name] * 1e9:.0f} ns per element on a tensor of 64 k, "
+                f"{min(settings.threads)} thread"
+            )
+        if reason is None and entry.one_shape and not (workload.one_shape and settings.compile):
+            reason = "it would compile for each shape"
+        if reason is None:
+            try:
+                say(f"{workload.name}: {entry.name} prepares")
+                entry.prepare(params.of(entry.dtype))
+                entries.append(entry)
+            except Exception as error:  # any error of a baseline is a line of the page
+                reason = short(error)
+        if reason is not None:
+            missing[entry.name] = reason
+    return entries, missing
 
 
 def short(error: Exception) -> str:

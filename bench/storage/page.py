@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from bench.pages.page import busy, filled, table
@@ -53,6 +54,10 @@ def to_torch(found: Found, key: str) -> float:
     return best(turns["lowbit"]) / best(turns["torch"])
 
 
+def faster_than_torch(found: Found, key: str) -> float:
+    return 1 / to_torch(found, key)
+
+
 def read(found: Found, key: str, who: str) -> float:
     """Bytes read over bytes needed."""
     return float(found[key]["bytes read to bytes needed"][who])
@@ -90,21 +95,14 @@ class Aim:
         ]
 
 
-def to_base_of(name: str, who: str) -> Callable[[Found], float]:
-    return lambda found: to_base(found, name, who)
-
-
-def read_of(key: str, who: str) -> Callable[[Found], float]:
-    return lambda found: read(found, key, who)
-
-
-def faster_than_torch(key: str) -> Callable[[Found], float]:
-    return lambda found: 1 / to_torch(found, key)
+def both(number: Callable[..., float], **of: str) -> tuple[Callable[[Found], float], ...]:
+    """A number of lowbit's, and of torch's."""
+    return partial(number, who="lowbit", **of), partial(number, who="torch", **of)
 
 
 AIMS = (
     *(
-        Aim(ratio, "at most 1.20", 1.2, 2, to_base_of(name, "lowbit"), to_base_of(name, "torch"))
+        Aim(ratio, "at most 1.20", 1.2, 2, *both(to_base, name=name))
         for name, ratio in SAVE_RATIOS.items()
     ),
     Aim(
@@ -112,7 +110,7 @@ AIMS = (
         "at most 1.00",
         1.0,
         2,
-        lambda found: to_torch(found, "load0-2"),
+        partial(to_torch, key="load0-2"),
     ),
     *(
         Aim(
@@ -120,20 +118,13 @@ AIMS = (
             "at least 2.00",
             2.0,
             2,
-            faster_than_torch(key),
+            partial(faster_than_torch, key=key),
             least=True,
         )
         for key in ("load0-4", "load1-2")
     ),
     *(
-        Aim(
-            f"load {title}: bytes read / needed",
-            "1.0",
-            1.0,
-            1,
-            read_of(key, "lowbit"),
-            read_of(key, "torch"),
-        )
+        Aim(f"load {title}: bytes read / needed", "1.0", 1.0, 1, *both(read, key=key))
         for key, title in LOADS.items()
     ),
 )
@@ -277,7 +268,7 @@ def opening(result: Found, kills: Found) -> str:
     """What follows for a reader, in words that follow from the numbers."""
     states = list(result["states"].values())
     disk = [to_base(found, "save, on disk", "lowbit") for found in states]
-    wider = [1 / to_torch(found, "load0-4") for found in states]
+    wider = [faster_than_torch(found, "load0-4") for found in states]
     ours, theirs = (
         [read(found, "load0-4", who) for found in states] for who in ("lowbit", "torch")
     )
@@ -289,9 +280,49 @@ def opening(result: Found, kills: Found) -> str:
     )
 
 
+COMPARED = filled(
+    "`lowbit.checkpoint.Writer` and `Reader` "
+    "([checkpoint-python.md](../checkpoint-python.md#while-training-runs)) are compared with "
+    "torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks of one "
+    "machine. `python -m bench.storage --record` measures and writes this page."
+)
+WORDS = filled(
+    '"Page cache" does not wait for the disk. "On disk" does, and there `cp` is followed by `sync` '
+    "of its files. The files are in the page cache when they are loaded. lowbit's loads verify "
+    'what they read, except with `verify=False`; torch\'s have nothing to verify. "Bytes read" '
+    'are those that all ranks read from files or copy from mapped files, and "needed" are the '
+    "bytes of their shards."
+)
+
+
+def state(result: Found) -> str:
+    return filled(
+        f"The state is that of AdamW for as many parameters as have {result['gib']:g} GiB of "
+        "it in float32: matrices of 1 to 4 Mi elements and some vectors, sharded by rows and "
+        "saved by 2 ranks. The `8bit` state of the same parameters has a quarter of the bytes "
+        "and four tensors for each matrix, so the fixed costs of a tensor and of a save weigh "
+        "more there. With 4 times the parameters, it has about "
+        "as many bytes as the float32 state."
+    )
+
+
+def turns(result: Found) -> str:
+    synced = ", and the system writes its caches to disk before each save" * result["synced"]
+    return filled(
+        f"All contestants take turns in one run{synced}. A time is that of the slowest rank. "
+        "The tables show the best of all rounds and, in brackets, the median; ratios are of "
+        "best times. Processor seconds are summed over all ranks, the least of all rounds. "
+        "Other work on the machine changes them far less than times, and they exclude waits "
+        "for the disk or for another rank. `cp` has none here, because it is a process of its "
+        "own. A full pass of Python's garbage collector visits every object of the program. "
+        "Python starts one after a fixed number of allocations, so medians include such "
+        "passes and best times rarely do."
+    )
+
+
 def page(result: Found, kills: Found) -> str:
-    synced = (
-        ", and the system writes its caches to disk before each save" if result["synced"] else ""
+    where = about(
+        result["machine"], f"data on {result['file_system']}", f"{result['rounds']} rounds"
     )
     parts = [
         "# Speed of saves and loads",
@@ -304,43 +335,11 @@ def page(result: Found, kills: Found) -> str:
         ),
         aims(result),
         "## Method",
-        filled(
-            "`lowbit.checkpoint.Writer` and `Reader` "
-            "([checkpoint-python.md](../checkpoint-python.md#while-training-runs)) are compared "
-            "with torch's `FileSystemWriter` and `FileSystemReader`, and with `cp`, on the ranks "
-            "of one machine. `python -m bench.storage --record` measures and writes this page."
-        ),
-        filled(
-            about(
-                result["machine"], f"data on {result['file_system']}", f"{result['rounds']} rounds"
-            ),
-            busy(result["machine"]),
-        ),
-        filled(
-            f"The state is that of AdamW for as many parameters as have {result['gib']:g} GiB of "
-            "it in float32: matrices of 1 to 4 Mi elements and some vectors, sharded by rows and "
-            "saved by 2 ranks. The `8bit` state of the same parameters has a quarter of the bytes "
-            "and four tensors for each matrix, so the fixed costs of a tensor and of a save weigh "
-            "more there. With 4 times the parameters, it has about "
-            "as many bytes as the float32 state."
-        ),
-        filled(
-            f"All contestants take turns in one run{synced}. A time is that of the slowest rank. "
-            "The tables show the best of all rounds and, in brackets, the median; ratios are of "
-            "best times. Processor seconds are summed over all ranks, the least of all rounds. "
-            "Other work on the machine changes them far less than times, and they exclude waits "
-            "for the disk or for another rank. `cp` has none here, because it is a process of its "
-            "own. A full pass of Python's garbage collector visits every object of the program. "
-            "Python starts one after a fixed number of allocations, so medians include such "
-            "passes and best times rarely do."
-        ),
-        filled(
-            '"Page cache" does not wait for the disk. "On disk" does, and there `cp` is followed '
-            "by `sync` of its files. The files are in the page cache when they are loaded. "
-            "lowbit's loads verify what they read, except with `verify=False`; torch's have "
-            'nothing to verify. "Bytes read" are those that all ranks read from files or copy from '
-            'mapped files, and "needed" are the bytes of their shards.'
-        ),
+        COMPARED,
+        filled(where, busy(result["machine"])),
+        state(result),
+        turns(result),
+        WORDS,
     ]
     for kind, found in result["states"].items():
         needed = found["load0-2"]["bytes needed"]
