@@ -105,6 +105,14 @@ def without_scale(axes: Axes) -> None:
     axes.set_xticks([])
 
 
+def log_x(axes: Axes, least: float, most: float, ticks: dict[float, str]) -> None:
+    """A logarithmic scale from left to right, with these ticks alone."""
+    axes.set_xscale("log")
+    axes.minorticks_off()
+    axes.set_xlim(least, most)
+    axes.set_xticks(list(ticks), list(ticks.values()))
+
+
 def heading(figure: Figure, title: str, below: str = "") -> None:
     """Two lines at the top left."""
     tall = figure.get_figheight()

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.text import Annotation
-from pictures import INK, heading, panel, picture, without_scale
+from matplotlib.text import Annotation, Text
+from pictures import INK, heading, log_x, panel, picture, without_scale
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "bench" / "results"
 GIB = 1 << 30
+GROUND = {"facecolor": INK.ground, "edgecolor": "none", "pad": 0.8}  # of a text over a line
 
 # Memory
 
@@ -40,19 +41,31 @@ def memory_of(axes: Axes, model: str, rows: Sequence[str]) -> None:
         ours = name.startswith("lowbit")
         begin = 0.0
         for part, size in counted[name].items():
-            color = PARTS.get(part, INK.ours if ours else INK.other)
+            color = PARTS.get(part, color_of(ours))
             axes.barh(-at, size / GIB, left=begin, height=0.46, color=color)
             begin += size / GIB
-        weight = "bold" if ours else "normal"
-        axes.text(0, -at + 0.3, ROWS[name], size=9, weight=weight, va="bottom")
+        above(axes, 0, -at + 0.3, ROWS[name], ours)
         gib = f"{begin:.1f} GiB" if most < 100 else f"{begin:,.0f} GiB"
-        behind(axes, begin, -at, gib, weight)
+        behind(axes, begin, -at, gib, ours)
     axes.set_xlim(0, most * 1.22)
     axes.set_ylim(-len(rows) + 0.55, 0.75)
     without_scale(axes)
 
 
-def behind(axes: Axes, x: float, y: float, text: str, weight: str, points: float = 4) -> Annotation:
+def color_of(ours: bool) -> str:
+    return INK.ours if ours else INK.other
+
+
+def weight_of(ours: bool) -> str:
+    return "bold" if ours else "normal"
+
+
+def above(axes: Axes, x: float, y: float, text: str, ours: bool) -> Text:
+    """What a bar is, above it."""
+    return axes.text(x, y, text, size=9, weight=weight_of(ours), va="bottom")
+
+
+def behind(axes: Axes, x: float, y: float, text: str, ours: bool, points: float = 4) -> Annotation:
     """A number behind the end of its bar."""
     return axes.annotate(
         text,
@@ -61,7 +74,21 @@ def behind(axes: Axes, x: float, y: float, text: str, weight: str, points: float
         textcoords="offset points",
         va="center",
         size=9,
-        weight=weight,
+        weight=weight_of(ours),
+    )
+
+
+def before(axes: Axes, y: float, text: str, color: str) -> None:
+    """What a row of marks is, left of the axes."""
+    axes.text(
+        -0.04,
+        y,
+        text,
+        size=8.6,
+        ha="right",
+        va="center",
+        transform=axes.get_yaxis_transform(),
+        color=color,
     )
 
 
@@ -212,16 +239,7 @@ def quality() -> None:
                 worse = mean - half > 0
                 color = INK.bad if worse else INK.ours
                 axes.errorbar(mean, at, xerr=half, fmt="o", ms=4, color=color, capsize=2, lw=1.4)
-                axes.text(
-                    -0.04,
-                    at,
-                    name,
-                    size=8.6,
-                    ha="right",
-                    va="center",
-                    transform=inside,
-                    color=color if worse else INK.ink,
-                )
+                before(axes, at, name, color if worse else INK.ink)
         axes.set_ylim(at - 0.8, 0)
         axes.set_xlim(-0.065, 0.075)
         axes.set_xticks([-0.05, 0, 0.05], ["-0.05", "0", "+0.05"])
@@ -274,22 +292,10 @@ def drift() -> None:
                 axes.hlines(at, min(off), max(off), color=color, lw=0.8)
                 for x, marker in zip(off, MARKERS, strict=True):
                     axes.plot(x, at, marker, ms=5, mfc="none", color=color, mew=1.3)
-                axes.text(
-                    -0.04,
-                    at,
-                    name,
-                    size=8.6,
-                    ha="right",
-                    va="center",
-                    transform=inside,
-                    color=color,
-                )
-        axes.set_xscale("log")
-        axes.minorticks_off()
-        axes.set_xlim(LEAST * 0.8, 5000)
-        axes.set_ylim(at - 0.8, 0)
+                before(axes, at, name, color)
         ticks = {0.1: "0.1 %", 1: "1", 10: "10", 100: "100", 1000: "1000 %"}
-        axes.set_xticks(list(ticks), list(ticks.values()))
+        log_x(axes, LEAST * 0.8, 5000, ticks)
+        axes.set_ylim(at - 0.8, 0)
         axes.grid(axis="x", lw=0.6)
         axes.legend(
             handles=[
@@ -330,20 +336,17 @@ def muon_formats() -> None:
             ours = name in presets
             axes.plot(lost, bits, "o", ms=6, mfc=INK.ours if ours else "none", mec=INK.ours)
             if ours:
-                above = 5 if name != "dynamic4" else -13
+                points = 5 if name != "dynamic4" else -13
                 axes.annotate(
                     presets[name],
                     (lost, bits),
-                    (0, above),
+                    (0, points),
                     textcoords="offset points",
                     ha="center",
                     size=9,
                     weight="bold",
                 )
-        axes.set_xscale("log")
-        axes.minorticks_off()
-        axes.set_xlim(0.08, 120)
-        axes.set_xticks([0.1, 1, 10, 100], ["0.1 %", "1 %", "10 %", "100 %"])
+        log_x(axes, 0.08, 120, {0.1: "0.1 %", 1: "1 %", 10: "10 %", 100: "100 %"})
         axes.set_ylim(1.4, 8.8)
         axes.set_yticks(range(2, 9), [f"{bits} bits" for bits in range(2, 9)])
         axes.grid(axis="x", lw=0.6)
@@ -372,13 +375,11 @@ def ema() -> None:
         y = 0.0
         for name, told in AVERAGES.items():
             ours = "EMA`" in name
-            weight = "bold" if ours else "normal"
-            ground = {"facecolor": INK.ground, "edgecolor": "none", "pad": 0.8}
-            axes.text(0, y + 0.45, told, size=9, weight=weight, va="bottom", bbox=ground)
+            above(axes, 0, y + 0.45, told, ours).set_bbox(GROUND)
             for decay, error in zip(DECAYS, found[name], strict=True):
-                axes.barh(y, error, height=0.7, color=INK.ours if ours else INK.other)
-                said = behind(axes, error, y, f"{error:.2f} at decay {decay}", weight)
-                said.set_bbox(ground)
+                axes.barh(y, error, height=0.7, color=color_of(ours))
+                said = behind(axes, error, y, f"{error:.2f} at decay {decay}", ours)
+                said.set_bbox(GROUND)
                 y -= 0.9
             y -= 1.0
         axes.axvline(1, color=INK.muted, lw=1, ls=(0, (3, 3)), zorder=0)

@@ -7,8 +7,8 @@ import re
 import statistics
 from collections.abc import Callable
 
-from pictures import INK, heading, panel, picture, without_scale
-from plots import RESULTS, ROOT, behind
+from pictures import INK, heading, log_x, panel, picture, without_scale
+from plots import GROUND, RESULTS, ROOT, above, behind, color_of
 
 # Saves and loads
 
@@ -34,13 +34,11 @@ def storage() -> None:
             axes = panel(figure, bottom, 1.9)
             y = 0.0
             for state, rows in found.items():
-                axes.text(0, y + 0.36, state, size=9, va="bottom")
+                above(axes, 0, y + 0.36, state, False)
                 for who, value in zip(("torch", "lowbit"), rows[row], strict=True):
                     ours = who == "lowbit"
-                    axes.barh(y, value, height=0.62, color=INK.ours if ours else INK.other)
-                    weight = "bold" if ours else "normal"
-                    said = behind(axes, value, y, f"{value:.1f} {who}", weight)
-                    said.set_bbox({"facecolor": INK.ground, "edgecolor": "none", "pad": 0.8})
+                    axes.barh(y, value, height=0.62, color=color_of(ours))
+                    behind(axes, value, y, f"{value:.1f} {who}", ours).set_bbox(GROUND)
                     y -= 0.75
                 y -= 0.8
             axes.axvline(1, color=INK.muted, lw=1, ls=(0, (3, 3)))
@@ -134,9 +132,8 @@ def speed_gpu() -> None:
             dark, soft = (INK.ours, INK.ours_soft) if ours else (INK.other, INK.plainer)
             axes.barh(-at, ms, height=0.44, color=soft)
             axes.barh(-at, copied, height=0.44, color=dark)
-            weight = "bold" if ours else "normal"
-            axes.text(0, -at + 0.28, told, size=9, weight=weight, va="bottom")
-            behind(axes, ms, -at, f"{ms:.2f} ms", weight)
+            above(axes, 0, -at + 0.28, told, ours)
+            behind(axes, ms, -at, f"{ms:.2f} ms", ours)
         axes.set_xlim(0, 9.3)
         axes.set_ylim(-len(GPU) + 0.6, 0.75)
         without_scale(axes)
@@ -154,15 +151,11 @@ def speed_cpu() -> None:
         axes = panel(figure, 0.3, 2.95)
         for at, (name, told) in enumerate(CPU.items()):
             time, ours = found[name]["ns_per_parameter"], name.startswith("lowbit")
-            axes.hlines(-at, 0.1, time, color=INK.ours if ours else INK.other, lw=2)
-            axes.plot(time, -at, "o", ms=6, color=INK.ours if ours else INK.other)
-            weight = "bold" if ours else "normal"
-            axes.text(0.1, -at + 0.2, told, size=9, weight=weight, va="bottom")
-            behind(axes, time, -at, f"{time:.3g}", weight, 6)
-        axes.set_xscale("log")
-        axes.minorticks_off()
-        axes.set_xticks([0.1, 1, 10, 100], ["0.1", "1", "10", "100"])
-        axes.set_xlim(0.1, 200)
+            axes.hlines(-at, 0.1, time, color=color_of(ours), lw=2)
+            axes.plot(time, -at, "o", ms=6, color=color_of(ours))
+            above(axes, 0.1, -at + 0.2, told, ours)
+            behind(axes, time, -at, f"{time:.3g}", ours, 6)
+        log_x(axes, 0.1, 200, {0.1: "0.1", 1: "1", 10: "10", 100: "100"})
         axes.set_ylim(-len(CPU) + 0.4, 0.8)
         axes.grid(axis="x", lw=0.6)
 
@@ -239,10 +232,9 @@ def exact() -> None:
         axes = panel(figure, 0.1, 2.25)
         for at, (name, told) in enumerate(MEANS.items()):
             ours = name.startswith("exact")
-            weight = "bold" if ours else "normal"
-            axes.barh(-at, found[name][1], height=0.44, color=INK.ours if ours else INK.other)
-            axes.text(0, -at + 0.28, told, size=9, weight=weight, va="bottom")
-            behind(axes, found[name][1], -at, f"{found[name][1]:.2f}", weight)
+            axes.barh(-at, found[name][1], height=0.44, color=color_of(ours))
+            above(axes, 0, -at + 0.28, told, ours)
+            behind(axes, found[name][1], -at, f"{found[name][1]:.2f}", ours)
         axes.set_xlim(0, 2.3)
         axes.set_ylim(-len(MEANS) + 0.6, 0.75)
         without_scale(axes)
