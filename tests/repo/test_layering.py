@@ -238,6 +238,7 @@ TEXTS = [
 ]
 # Folders whose files of code may have so many lines; the longest path that fits counts.
 LINES = {"lowbit": 420, "csrc": 500, "tools": 500, "bench": 500, "recipes": 500}
+FUNCTION = 60  # lines of code of a function in Python, without docstring, blank lines and comments
 
 
 # Files
@@ -511,3 +512,42 @@ def test_no_file_is_too_long(tmp_path):
         assert too_long(tmp_path / folder) == []
         planted(tmp_path / folder, folder, ".py", "\n" * most)
         assert too_long(tmp_path / folder) == [f"{folder}/room/some.py: {most + 1} lines"]
+
+
+def code_of(function, lines):
+    """The lines of code of a function."""
+    first = function.body[0]
+    if ast.get_docstring(function) is None:
+        said = range(0)
+    else:
+        said = range(first.lineno, first.end_lineno + 1)
+    return [
+        line
+        for number, line in enumerate(
+            lines[function.lineno - 1 : function.end_lineno], function.lineno
+        )
+        if number not in said and line.strip() and not line.strip().startswith("#")
+    ]
+
+
+def long_functions(root):
+    found = {}
+    for path in files(root, PYTHON, (".py",)):
+        text = (root / path).read_text()
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                count = len(code_of(node, text.splitlines()))
+                if count > FUNCTION:
+                    found[f"{path}: {node.name}"] = count
+    return found
+
+
+def test_no_function_is_too_long(tmp_path):
+    """A longer one has phases, and each has a name."""
+    assert long_functions(ROOT) == {}
+    head = 'def f():\n    """Two\n    lines."""\n\n    # A comment.\n'
+    for folder in PYTHON:
+        planted(tmp_path / folder, folder, ".py", head + "    pass\n" * (FUNCTION - 1))
+        assert long_functions(tmp_path / folder) == {}
+        planted(tmp_path / folder, folder, ".py", head + "    pass\n" * FUNCTION)
+        assert list(long_functions(tmp_path / folder).values()) == [FUNCTION + 1]
