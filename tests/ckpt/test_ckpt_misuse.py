@@ -572,3 +572,21 @@ def test_long_text_is_cut_between_characters(tmp_path):
         torch.save({"said": "a" * length + "é界" * 8, "w": torch.ones(1)}, tmp_path / "a.pt")
         (line,) = [x for x in run("inspect", tmp_path / "a.pt").stdout.splitlines() if "said" in x]
         assert line.endswith("...") and len(line.encode()) < 120
+
+
+@pytest.mark.parametrize(
+    "name", [b"\xff", b"a\xc3", b"\xed\xa0\x80", "\u00e9\u65e5\n\U0001f600".encode()]
+)
+@pytest.mark.parametrize("part", [(), ("--part", "0/1")])
+def test_a_folder_whose_name_is_no_text(saved, tmp_path, name, part):
+    """torch keeps the name in the metadata, and Python reads no text that is not UTF-8."""
+    target = os.fsdecode(os.fsencode(tmp_path) + b"/" + name)
+    run("reshard", saved / "adam.pt", target, "--world-size", 2, *part)
+    run("verify", target)
+    want = torch.load(saved / "adam.pt")["model"]
+    content = {"model": {key: torch.zeros_like(value) for key, value in want.items()}}
+    dcp.load(content, checkpoint_id=target)
+    for key, value in want.items():
+        assert torch.equal(content["model"][key], value), key
+    metadata = dcp.FileSystemReader(target).read_metadata()
+    assert os.path.basename(metadata.storage_meta.checkpoint_id) == os.path.basename(target)

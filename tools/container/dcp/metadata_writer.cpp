@@ -1,12 +1,36 @@
 // A manifest to `.metadata`.
+#include <cstdint>
+#include <string_view>
+
 #include "container/dcp/dcp.h"
 #include "container/dcp/key_kinds.h"
+#include "io/text.h"
 #include "pickle/writer.h"
 
 namespace lowbit::ckpt {
 namespace {
 
 constexpr std::string_view kModule = "torch.distributed.checkpoint.metadata";
+
+/// A path as Python has it: bytes that are not UTF-8 are lone surrogates, U+DC80 to U+DCFF. torch
+/// reads no other.
+std::string python_path(std::string_view path) {
+  constexpr size_t kLongest = 4;  // bytes of a character
+  std::string out;
+  while (!path.empty()) {
+    size_t length = 1;
+    while (length <= kLongest && !is_utf8(path.substr(0, length), false)) ++length;
+    if (length <= kLongest) {
+      out += path.substr(0, length);
+    } else {
+      const auto byte = static_cast<uint8_t>(path[0]);
+      out += {'\xed', static_cast<char>(0xb0 | byte >> 6), static_cast<char>(0x80 | (byte & 0x3f))};
+      length = 1;
+    }
+    path.remove_prefix(length);
+  }
+  return out;
+}
 
 /// Writes the metadata's objects. Lists and dicts are written in one piece.
 class MetadataWriter {
@@ -42,7 +66,8 @@ class MetadataWriter {
     }
     w_.set_items();
     w_.text("storage_meta");
-    object("StorageMeta").text("checkpoint_id").text(path).text("save_id").none();
+    object("StorageMeta").text("checkpoint_id").text(python_path(path));
+    w_.text("save_id").none();
     w_.text("load_id").none().text("modules").empty_list();
     done();
     w_.text("version").text("1.0.0");
