@@ -106,6 +106,17 @@ def test_through_lowbit_and_back_every_byte_is_the_same(tmp_path, kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_plain_states_do_not_say_what_kind_comes_back(tmp_path, kind):
+    """lowbit has 8-bit codes of what torchao keeps in float32, here of most parameters."""
+    params, optimizer = made(kind, [(64, 256), (65, 67), (71, 67), (65, 71)], named=True)
+    weights = {f"layer{i}.weight": p.detach() for i, p in enumerate(params)}
+    saved = {"model": weights, "optim": optimizer.state_dict()}
+    back = convert(tmp_path, convert(tmp_path, saved, "lowbit"), "torchao")["optim"]["state"]
+    assert [type(back[i]["exp_avg"]) for i in range(4)] == [OF[kind]] + 3 * [torch.Tensor]
+    same(inner(back[0]["exp_avg"]), inner(saved["optim"]["state"][0]["exp_avg"]))
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_values_are_those_that_it_reads_itself(tmp_path, kind):
     saved = made(kind, SHAPES + RAGGED)[1].state_dict()
     out = convert(tmp_path, saved, "torch")

@@ -21,6 +21,15 @@ const TorchaoKind* kind_of_format(const std::string& format) {
   return nullptr;
 }
 
+/// Whether torchao keeps this state as codes of that kind. Where its file had plain floats, as of a
+/// parameter that is no multiple of a block, other libraries have codes of their own choice.
+bool speaks_for(const TorchaoKind& kind, const State& s, bool own) {
+  if (!s.codes || kind_of_format(s.codes->format) != &kind) return false;
+  const uint64_t n = volume(s.shape);
+  const auto block = static_cast<uint64_t>(std::min(kind.block, s.codes->block));
+  return own || (n >= kTorchaoMin && n % block == 0);
+}
+
 /// What --state-format asks for. Null: floats.
 Result<const TorchaoKind*> kind_of(const Model& model, const std::string& said) {
   if (said.empty()) {
@@ -31,7 +40,7 @@ Result<const TorchaoKind*> kind_of(const Model& model, const std::string& said) 
       size_t n = 0;
       for (const Param& p : model.params) {
         for (const State& s : p.states)
-          n += s.codes && kind_of_format(s.codes->format) == &kind ? 1 : 0;
+          n += speaks_for(kind, s, model.dialect == "torchao") ? 1 : 0;
       }
       if (n > limit) best = &kind, limit = n;
     }
