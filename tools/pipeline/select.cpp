@@ -388,6 +388,20 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
   return std::move(out.warnings);
 }
 
+namespace {
+
+/// What to do about an object in an optimizer's state.
+std::string advice_on(const Value& object) {
+  const std::string names = opaque_names(object);
+  // Without its projector the state of a smaller matrix would be left, for no optimizer.
+  if (names.starts_with("galore_torch.") || names.starts_with("apollo_torch."))
+    return "no other optimizer takes its step: continue with that optimizer, or start a new one "
+           "from the weights";
+  return "--exclude leaves it out";
+}
+
+}  // namespace
+
 Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target) {
   std::vector<OptimizerRoot> roots = optimizer_roots(document);
   if (document.optimizer)
@@ -417,7 +431,7 @@ Status check_no_opaque_state(const Document& document, bool converted, Container
           !moment && leaf.value.is_opaque() && !with_numbers(leaf.value).is_opaque();
       if ((state || setting) && !number)
         return bad(printable(leaf.name()) + ": is opaque (" + opaque_names(leaf.value) +
-                   "), and the optimizer cannot continue without it; --exclude leaves it out");
+                   "), and the optimizer cannot continue without it; " + advice_on(leaf.value));
     }
   }
   return fine();

@@ -4,6 +4,8 @@ pytorch_optimizer 3."""
 
 import json
 import re
+import sys
+import types
 
 import pytest
 import torch
@@ -320,6 +322,20 @@ def test_a_lion_that_counts_no_steps(tmp_path):
 
 class Projector:  # of galore_torch and apollo_torch, which torch.save pickles by its class
     pass
+
+
+def test_a_projector_is_not_to_be_left_out(tmp_path, monkeypatch):
+    """Without it, what is left is an error too."""
+    content = saved(*OTHERS["GaLore or APOLLO of their own packages"])
+    content["state"][0]["projector"] = Projector()
+    module = types.ModuleType("galore_torch")
+    module.Projector = Projector
+    monkeypatch.setitem(sys.modules, "galore_torch", module)
+    monkeypatch.setattr(Projector, "__module__", "galore_torch")
+    error = convert(tmp_path, content, "lowbit", code=3)
+    assert "projector: is opaque" in error
+    assert "--exclude" not in error
+    assert "start a new one from the weights" in error
 
 
 def test_an_object_in_the_state_is_named(tmp_path):
