@@ -17,6 +17,7 @@ from lowbit.config.arguments import check_model
 from lowbit.config.hints import did_you_mean
 from lowbit.config.overrides import clean_name, remember_names
 from lowbit.config.types import StateFormat
+from lowbit.optim import left_out
 
 HEAD_NAMES = ("lm_head", "embed_out", "output", "head", "score")
 # What PEFT puts behind the name of a layer that it wraps: `score.modules_to_save.default`.
@@ -60,7 +61,8 @@ def param_groups(
     Returns:
         Groups with `params` and `param_names`: all else, and one for each format that embeddings
         and heads have; each in two where `no_decay` divides it, what decays first. Parameters that
-        require no gradient are left out. A parameter that FSDP1 flattened
+        require no gradient are left out; `model.named_parameters()` has them, for training that
+        unfreezes some later. A parameter that FSDP1 flattened
         (`use_orig_params=False`) is in the first group, whose `full_precision` (float32) or
         `overrides` then name the weights in it. These `overrides` take the place of the
         optimizer's: pass those here.
@@ -227,6 +229,7 @@ def _grouped(
             group = made[2 * index + (id(p) in exempt)]
             group["params"].append(p)
             group["param_names"].append(name)
+    left_out.remember(model)
     for group in made:
         remember_names(group["params"], group["param_names"])
     return [group for group in made if group["params"]]

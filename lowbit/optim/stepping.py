@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from lowbit import sharding
+from lowbit.optim.left_out import Watch
 from lowbit.optim.one_step import Kept, Step
 from lowbit.state.layout import Layout
 from lowbit.state.stateful import StatefulOptimizer
@@ -31,6 +32,7 @@ class SteppingOptimizer(StatefulOptimizer):
         self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         self.steppers: list[Any] = []  # the handles of step_in_backward
         self.wrapped: Any = None  # weakly, the module that fsdp1.bind was given
+        self.watch = Watch()
         self.shares_memory = False  # whether parameters did, when missing state was last created
         super().__init__(params, defaults)
 
@@ -42,7 +44,7 @@ class SteppingOptimizer(StatefulOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.kept, self.stepped_early = Kept(), set()
+        self.kept, self.stepped_early, self.watch = Kept(), set(), Watch()
         self.__dict__.setdefault("wrapped", None)
         self.__dict__.setdefault("shares_memory", False)
         self.__dict__.setdefault("steppers", [])  # a load keeps them, a copy has none
@@ -90,6 +92,8 @@ class SteppingOptimizer(StatefulOptimizer):
         shown = None if self._whole_groups is None else self._whole_groups.shown(self)
         with self.whole_groups():
             Step(self, scale, found_inf, shown).run()
+            if not torch.compiler.is_compiling():
+                self.watch.look(self.param_groups, self.warned)
         self.stepped_early = set()
         return loss
 

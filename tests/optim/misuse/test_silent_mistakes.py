@@ -61,6 +61,16 @@ def load_after_float32_weights():
     opt.load_state_dict(saved)
 
 
+def unfreeze():
+    model = net()
+    model[0].requires_grad_(False)
+    opt = lowbit.AdamW(lowbit.param_groups(model))
+    model[0].requires_grad_(True)
+    for _ in range(64):
+        model(torch.ones(1, 96)).sum().backward()
+        opt.step()
+
+
 def load_float32_into_8_bits():
     model = net()
     wide = lowbit.AdamW(model.named_parameters(), full_precision=["0.*"])
@@ -121,6 +131,14 @@ MISTAKES = {
         (
             r"no gradient on any of the 4 parameters, so this step trains nothing.* fully_shard.* "
             r"build the optimizer from the model"
+        ),
+    ),
+    "a parameter that was left out frozen": (
+        unfreeze,
+        UserWarning,
+        (
+            r"does not train '0.weight' and 1 more: frozen when .*opt.add_param_group\(.* from "
+            r"model.named_parameters\(\)"
         ),
     ),
     "a step on the meta device": (

@@ -1,0 +1,69 @@
+"""Parameters that `lowbit.param_groups` left out because they were frozen, and that are trained
+later.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torch import nn
+
+from lowbit.config.hints import warn_once
+
+# By model, the names of the parameters that were left out. No weak references to the parameters,
+# since torch swaps no tensor that has some.
+_LEFT_OUT: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+
+
+def remember(model: nn.Module) -> None:
+    """Records which parameters of a model are frozen, in place of an earlier record."""
+    frozen = frozenset(name for name, p in model.named_parameters() if not p.requires_grad)
+    if frozen:
+        _LEFT_OUT[model] = frozen
+    else:
+        _LEFT_OUT.pop(model, None)
+
+
+class Watch:
+    """Looks now and then whether parameters that were left out have gradients.
+
+    Going through the parameters of a large model takes about a millisecond, so only every 32nd step
+    looks.
+    """
+
+    EVERY = 32
+
+    def __init__(self) -> None:
+        self._steps = 0
+
+    def look(self, groups: Iterable[Mapping[str, Any]], warned: set[str]) -> None:
+        """Called after each step, with the optimizer's groups. Warns, once for each `warned`, of
+        parameters that have a gradient and are not in the groups, if the groups have others of
+        their model.
+        """
+        self._steps += 1
+        if self._steps % self.EVERY or not _LEFT_OUT or "left out" in warned:
+            return
+        here = {id(p) for group in groups for p in group["params"]}
+        for model, frozen in list(_LEFT_OUT.items()):
+            named = list(model.named_parameters())
+            missed = [
+                name
+                for name, p in named
+                if name in frozen and p.requires_grad and p.grad is not None and id(p) not in here
+            ]
+            if missed and any(id(p) in here for _, p in named):
+                warn_once(warned, "left out", _message(missed))
+
+
+def _message(missed: list[str]) -> str:
+    others = f" and {len(missed) - 1} more" if len(missed) > 1 else ""
+    return (
+        f"this optimizer does not train {missed[0]!r}{others}: frozen when the parameter groups "
+        "were made, and so left out of them, but with a gradient now. Add what is unfrozen by "
+        "opt.add_param_group({'params': [(name, p), ...]}), or build the optimizer from "
+        "model.named_parameters(), in which frozen parameters take no memory. Ignore this if "
+        "another optimizer steps them"
+    )
