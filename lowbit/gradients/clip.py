@@ -13,6 +13,7 @@ from torch import Tensor
 
 from lowbit import ops, sharding
 from lowbit.config.arguments import check_gradients_of
+from lowbit.gradients.hooks import warn_of_early_steps
 
 _CHUNK = 1 << 22  # elements whose terms exist at once where no operator computes them
 # Separate places for the terms of one word, so that additions do not wait for each other.
@@ -143,6 +144,7 @@ def total_norm(
     power = float(norm_type)
     if not power > 0.0:
         raise ValueError(f"norm_type must be positive, not {norm_type}")
+    warn_of_early_steps(parameters)
     sums = NormSums(power)
     for p in parameters:
         sums.add(p)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from lowbit import sharding
+from lowbit.config.hints import warn_once
 from lowbit.config.overrides import clean_name
 from lowbit.state.settings import some
 from lowbit.step.numbers import capturing
@@ -38,6 +39,25 @@ def stepper_of(p: Tensor) -> Any:
 def steppers_of(params: Iterable[Tensor]) -> set[Any]:
     """The InBackwards that step any of these parameters."""
     return {stepper_of(p) for p in params} - {None}
+
+
+def warn_of_early_steps(params: Iterable[Tensor]) -> None:
+    """Warns, once for each optimizer, if the backward pass has stepped some of these parameters, so
+    that their gradients are gone and not clipped by a max_norm of its own either.
+    """
+    if not steppers or torch.compiler.is_compiling():
+        return
+    given = list(params)
+    for stepper in steppers_of(given):
+        gone = sum(p in stepper.opt.stepped_early for p in given)
+        if gone and stepper.max_norm is None:
+            warn_once(
+                stepper.opt.warned,
+                "clipped late",
+                f"the gradients of {gone} parameters are not clipped: lowbit.step_in_backward has "
+                "used and freed them in the backward pass. step_in_backward(model, opt, "
+                "max_norm=...) clips them as it uses them, by the norm of the step before",
+            )
 
 
 def wait_for_copy(p: Tensor) -> None:
