@@ -8,6 +8,7 @@ import weakref
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
 from lowbit.config.hints import warn_once
@@ -38,6 +39,7 @@ class Watch:
     def __init__(self) -> None:
         self._steps = 0
 
+    @torch._disable_dynamo  # which would compile it anew for each count
     def look(self, groups: Iterable[Mapping[str, Any]], warned: set[str]) -> None:
         """Called after each step, with the optimizer's groups. Warns, once for each `warned`, of
         parameters that have a gradient and are not in the groups, if the groups have others of
