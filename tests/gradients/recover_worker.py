@@ -16,13 +16,14 @@ from torch.distributed._functional_collectives import (
     all_gather_tensor_autograd,
     reduce_scatter_tensor_autograd,
 )
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel, fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
 import lowbit
+from tests.support.wrap import shared_mesh
 
 PLACES = ("forward", "loss", "between blocks", "inside of a block")
 MICRO = 2
@@ -108,7 +109,7 @@ class Net(nn.Module):
 def meshed(kind: str) -> nn.Module:
     """A model on two mesh dimensions of two ranks each."""
     model, other = Net(), kind[:2].lower()
-    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("fsdp", other))
+    mesh = shared_mesh((2, 2), ("fsdp", other))
     over = mesh["fsdp"]
     if kind == "tp x fsdp":
         model.ranks_of_a_batch = 2
@@ -134,7 +135,7 @@ def build(kind: str) -> tuple[nn.Module, Any]:
     elif kind in ("fsdp2", "hsdp"):
         ranks = torch.distributed.get_world_size()
         shape = {"fsdp": ranks} if kind == "fsdp2" else {"copies": 2, "fsdp": ranks // 2}
-        mesh = init_device_mesh("cpu", tuple(shape.values()), mesh_dim_names=tuple(shape))
+        mesh = shared_mesh(tuple(shape.values()), tuple(shape))
         for block in model.blocks:  # type: ignore[union-attr]
             fully_shard(block, mesh=mesh)
         fully_shard(model, mesh=mesh)
@@ -176,7 +177,7 @@ def same(a: list[torch.Tensor], b: list[torch.Tensor]) -> bool:
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def accumulated(kind: str, accidents: dict[int, int], place: str, steps: int = 4) -> list[Any]:
+def accumulated(kind: str, accidents: dict[int, int], place: str) -> list[Any]:
     """Weights and state after some steps. `accidents`: in which steps, and in which micro-batch of
     each, a pass raises first at this place.
     """
@@ -192,7 +193,7 @@ def accumulated(kind: str, accidents: dict[int, int], place: str, steps: int = 4
             with accumulator.micro(last=i == MICRO - 1), armed(place if i == raises else ""):
                 loss_of(model, MICRO * s + i).backward()
 
-    for s in range(steps):
+    for s in range(3):
         if s in accidents:
             try:
                 step(s, accidents[s])
@@ -206,17 +207,22 @@ def accumulated(kind: str, accidents: dict[int, int], place: str, steps: int = 4
     return contents(model, opt)
 
 
-EACH = ({0: 0, 2: 1}, {0: 1, 2: 0})  # both micro-batches, of the first step and of a later one
-LATER = ({1: 0, 2: 1},)
+# Both micro-batches, of the first step and of the next, behind which one more shows what is left.
+EACH = ({0: 0, 1: 1}, {0: 1, 1: 0})
+BOTH = EACH[1:]
 
 
-def run_again(kind: str, every: tuple[dict[int, int], ...] = EACH) -> dict[str, bool]:
+def run_again(
+    kind: str,
+    every: tuple[dict[int, int], ...] = EACH,
+    places: tuple[str, ...] = PLACES,
+) -> dict[str, bool]:
     want = accumulated(kind, {}, "")
     return {
         f"{kind}, {place}, micro-batches by step {accidents}": same(
             accumulated(kind, accidents, place), want
         )
-        for place in PLACES
+        for place in places
         for accidents in every
     }
 

@@ -4,6 +4,7 @@ test_matrix.py put around one.
 
 from __future__ import annotations
 
+import functools
 import re
 import zlib
 from collections.abc import Mapping, Sequence
@@ -59,11 +60,19 @@ MESHES = {
 }
 
 
+@functools.cache
+def shared_mesh(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
+    """Made once in a process group (tests/support/ranks/pool.py forgets it): each has groups of its
+    own, whose ranks are connected and whose threads wake.
+    """
+    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+
+
 def mesh_of(wrapper: str) -> DeviceMesh:
     names = next((names for start, names in MESHES.items() if wrapper.startswith(start)), None)
     sizes = re.search(r"\d(x\d)+", wrapper)
     shape = tuple(map(int, sizes[0].split("x"))) if sizes else (dist.get_world_size(),)
-    return init_device_mesh("cpu", shape, mesh_dim_names=names)
+    return shared_mesh(shape, names)
 
 
 def wrapped(model: nn.Module, wrapper: str) -> nn.Module:

@@ -29,6 +29,8 @@ def _work(rank: int, pipe) -> None:
     import torch.distributed as dist
     from torch.distributed.tensor import _redistribute, debug
 
+    from tests.support import wrap
+
     warnings.filterwarnings("ignore")
     torch.set_num_threads(1)
     imported = set()
@@ -55,6 +57,7 @@ def _work(rank: int, pipe) -> None:
                 with contextlib.suppress(RuntimeError):
                     dist.barrier()
         finally:
+            wrap.shared_mesh.cache_clear()
             gc.collect()  # gloo aborts where a sharded tensor outlives it
             # DTensor's caches keep meshes, which compare equal to later ones though their groups
             # are gone.
