@@ -1,10 +1,10 @@
 """Whatever is wrapped around the model: weights and state are the bytes of a single process from
 the same global gradients, and checkpoints cross.
 
-Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell is 10 steps, equal; then what
-other wrappers saved, equal when it is loaded and 2 steps later, for the first of them 10. CI loads
-every pair of wrappers, and each format from and to all of them; LOWBIT_WHOLE=1 every format from
-each. In the column of real sizes the checkpoint is that of the wrapper in the row above.
+Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell is steps, equal; then what
+other wrappers saved, equal when it is loaded and 2 steps later. CI loads every pair of wrappers,
+and each format from and to all of them; LOWBIT_WHOLE=1 every format from each. In the column of
+real sizes the checkpoint is that of the wrapper in the row above.
 """
 
 import pytest
@@ -77,7 +77,7 @@ def more_formats(pool):
 
 @pytest.mark.parametrize("wrapper", ["FSDP1 orig", "FSDP1 flat", "TP x FSDP 2x2 row"])
 def test_more_formats(pool, more_formats, wrapper):
-    """10 steps equal, and 10 more from what a single process saved."""
+    """Some steps equal, and 2 more from what a single process saved."""
     assert wrong(pool, wrapper, wrappers_worker.train, "more", more_formats) == []
     assert wrong(pool, wrapper, wrappers_worker.resume, "more", ["single"], more_formats) == []
 

@@ -25,7 +25,9 @@ from lowbit import fsdp1, sharding
 from tests.sharding.same_bytes import equal
 from tests.sharding.wrapped_checkpoint import load
 from tests.sharding.wrappers_worker import (
+    END,
     MAKE,
+    SAVED,
     Model,
     alone,
     build,
@@ -52,20 +54,20 @@ def train(opt, steps, growth: float = 1.0) -> None:
 
 def float32_view(wrapper: str, name: str, kind: str) -> dict:
     model, opt = build(wrapper, name, export="fp32")
-    train(opt, range(10))
+    train(opt, range(SAVED))
     again = MAKE[name](model.named_parameters())
     fsdp1.bind(model, again, export="fp32")
     saved, excused = _through(kind, model, opt)
     again.load_state_dict(_back(kind, model, again, saved))
-    after = unequal(again, alone(name)[10])
-    train(again, range(10, 20))
-    return {"loaded": after, "excused": excused, "continued": unequal(again, alone(name)[20])}
+    after = unequal(again, alone(name)[SAVED])
+    train(again, range(SAVED, END))
+    return {"loaded": after, "excused": excused, "continued": unequal(again, alone(name)[END])}
 
 
 def save_alone(folder: str, names: list[str]) -> None:
     for name in names:
         model, opt = build("single", name)
-        train(opt, range(10))
+        train(opt, range(SAVED))
         state = {"model": model.state_dict(), "optim": get_optimizer_state_dict(model, opt)}
         dcp.save(state, checkpoint_id=pathlib.Path(folder) / name)
 
@@ -79,7 +81,7 @@ def read_directly(wrapper: str, folder: str, names: list[str]) -> list[str]:
         again = MAKE[name](model.named_parameters())
         fsdp1.bind(model, again)
         lowbit.load_optimizer(again, pathlib.Path(folder) / name)
-        wrong += unequal(again, alone(name)[10])
+        wrong += unequal(again, alone(name)[SAVED])
     return wrong
 
 
@@ -88,14 +90,14 @@ def infinite_gradients(wrapper: str) -> list[str]:
     bind change nothing either.
     """
     model, opt = build(wrapper, "8bit")
-    train(opt, range(10))
-    set_grads(opt, 10)
+    train(opt, range(SAVED))
+    set_grads(opt, SAVED)
     opt.grad_scale, opt.found_inf = torch.tensor(2.0), torch.tensor(1.0)
     opt.step()
     del opt.grad_scale, opt.found_inf
     assert str(opt.stats())
     fsdp1.bind(model, opt)
-    return unequal(opt, alone("8bit")[10])
+    return unequal(opt, alone("8bit")[SAVED])
 
 
 def _through(kind: str, model, opt) -> tuple[dict, bool]:
@@ -339,10 +341,10 @@ def probed(wrapper: str, name: str) -> dict[str, dict[str, float]]:
     and that the probe changed nothing.
     """
     _, opt = build(wrapper, name)
-    train(opt, range(10))
-    set_grads(opt, 10)
+    train(opt, range(SAVED))
+    set_grads(opt, SAVED)
     stats = opt.stats(probe=True)
-    assert unequal(opt, alone(name)[10]) == []
+    assert unequal(opt, alone(name)[SAVED]) == []
     opt.step()  # and that nothing waits for anybody
     found = {}
     members = {name_of(p, own): p for _, p, own, _ in opt.members()}

@@ -24,6 +24,7 @@ import lowbit.checkpoint
 from lowbit import fsdp1
 from tests.sharding.matrix.cases import OF_KINDS, ZERO, Run, built
 from tests.sharding.matrix.rows_worker import ONE, Place, alone
+from tests.sharding.wrappers_worker import END, SAVED
 from tests.support.selection import WHOLE
 
 RESHARDED_TO = 5  # no row has as many
@@ -113,7 +114,7 @@ def trained(wrapper: str, seed: int = 0) -> Runs:
     runs = {name: built(wrapper, case, seed) for name, case in OF_KINDS.items()}
     if not seed:
         for run in runs.values():
-            run.steps(0, 10)
+            run.steps(0, SAVED)
     return runs
 
 
@@ -205,14 +206,14 @@ def refused(what: Callable[[], None]) -> str | None:
 def kinds(
     folder: str, place: Place, chosen: list[str], sources: dict[str, Place]
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Per chosen kind what is refused, at saving or at loading; else what is not equal after 10
-    steps, after loading what a source saved, and 2 steps later.
+    """Per chosen kind what is refused, at saving or at loading; else what is not equal when it is
+    saved, after loading what a source saved, and 2 steps later.
     """
     runs = trained(place[0])
-    at_ten = [
+    before = [
         f"{name}: {each}"
         for name, run in runs.items()
-        for each in run.unequal(alone("kinds", folder, name)[10])
+        for each in run.unequal(alone("kinds", folder, name)[SAVED])
     ]
     said: dict[str, str] = {}
     for kind in chosen:
@@ -223,7 +224,7 @@ def kinds(
     for kind in chosen:
         if kind in said:
             continue
-        wrong[kind] = [*at_ten]
+        wrong[kind] = [*before]
         for source in sources_of(kind, place, sources):
             words, found = resumed(folder, place[0], kind, source)
             if words:
@@ -250,9 +251,9 @@ def resumed(folder: str, wrapper: str, kind: str, source: Place) -> tuple[str | 
         return words, []
     for name, run in runs.items():
         want = alone("kinds", folder, name)
-        wrong += [f"{name}: {each}, loaded from {source}" for each in run.unequal(want[10])]
-        run.steps(10, 12)
-        wrong += [f"{name}: {each}, 2 steps after {source}" for each in run.unequal(want[12])]
+        wrong += [f"{name}: {each}, loaded from {source}" for each in run.unequal(want[SAVED])]
+        run.steps(SAVED, END)
+        wrong += [f"{name}: {each}, 2 steps after {source}" for each in run.unequal(want[END])]
     return None, wrong
 
 

@@ -14,7 +14,7 @@ import torch.distributed.checkpoint as dcp
 import lowbit.checkpoint
 from lowbit import fsdp1
 from tests.sharding.matrix.cases import TABLES, Run, built, cases_on
-from tests.sharding.wrappers_worker import Kept, kept_of
+from tests.sharding.wrappers_worker import END, SAVED, Kept, kept_of
 
 Place = tuple[str, int]  # a wrapper and its number of ranks
 ONE: Place = ("single", 1)
@@ -24,8 +24,8 @@ def path_of(folder: str, table: str, place: Place) -> pathlib.Path:
     return pathlib.Path(folder) / f"{table} {place[0]} {place[1]}"
 
 
-def one_process(table: str, folder: str) -> dict[str, str]:
-    """Writes what one process has after 10 and after 12 steps, and its checkpoint.
+def one_process(table: str, folder: str, saves: list[str]) -> dict[str, str]:
+    """Writes what one process has when it saves and 2 steps later, and a checkpoint of some cases.
     What it refuses itself, at construction.
     """
     runs, said = {}, {}
@@ -35,12 +35,12 @@ def one_process(table: str, folder: str) -> dict[str, str]:
         except ValueError as error:
             said[name] = str(error)
     made: dict[int, dict[str, Kept]] = {}
-    for begin, end in ((0, 10), (10, 12)):
+    for begin, end in ((0, SAVED), (SAVED, END)):
         for run in runs.values():
             run.steps(begin, end)
         made[end] = {name: kept_of(run.model, run.opt) for name, run in runs.items()}
-        if end == 10:
-            saved = {name: saved_of(run) for name, run in runs.items()}
+        if end == SAVED and saves:
+            saved = {name: saved_of(runs[name]) for name in saves if name in runs}
             dcp.save(saved, checkpoint_id=path_of(folder, table, ONE))
     for name in runs:
         kept = {end: by_name[name] for end, by_name in made.items()}
@@ -67,7 +67,7 @@ def saved_of(run: Run) -> dict[str, dict]:
 def cells(
     table: str, folder: str, place: Place, not_alone: list[str], sources: dict[Place, list[str]]
 ) -> tuple[dict[str, str], dict[str, list[str]], list[str]]:
-    """What is refused at construction, with the words; what is not equal after 10 steps, after
+    """What is refused at construction, with the words; what is not equal when it is saved, after
     loading these cases of what other places saved, and 2 steps later; and which of those cases are
     refused here. Saves.
     """
@@ -82,8 +82,8 @@ def cells(
     torch.manual_seed(dist.get_rank())  # must not matter
     wrong: dict[str, list[str]] = {}
     for name, run in runs.items():
-        run.steps(0, 10)
-        wrong[name] = run.unequal(alone(table, folder, name)[10])
+        run.steps(0, SAVED)
+        wrong[name] = run.unequal(alone(table, folder, name)[SAVED])
     saved = {name: saved_of(run) for name, run in runs.items()}
     dcp.save(saved, checkpoint_id=path_of(folder, table, place))
     runs.clear()
@@ -122,11 +122,11 @@ def loaded(
         for number, kept in parts[name]["groups"].items():
             groups[int(number)].update(kept)
         fsdp1.set_state_dict(run.opt, {"state": parts[name]["state"], "param_groups": groups})
-        ten, twelve = (alone(table, folder, name)[end] for end in (10, 12))
-        wrong[name] = [f"{each}, loaded from {source}" for each in run.unequal(ten)]
-        run.steps(10, 12)
+        saved, later = (alone(table, folder, name)[end] for end in (SAVED, END))
+        wrong[name] = [f"{each}, loaded from {source}" for each in run.unequal(saved)]
+        run.steps(SAVED, END)
         wrong[name] += [
-            f"{each}, 2 steps after loading from {source}" for each in run.unequal(twelve)
+            f"{each}, 2 steps after loading from {source}" for each in run.unequal(later)
         ]
     return wrong, refused
 
@@ -147,4 +147,4 @@ def in_one_process(
 def nothing_loaded(table: str, folder: str) -> list[str]:
     """The comparison can fail: what one process has before its first step."""
     name, case = next(iter(TABLES[table][0].items()))
-    return built("single", case).unequal(alone(table, folder, name)[10])
+    return built("single", case).unequal(alone(table, folder, name)[SAVED])

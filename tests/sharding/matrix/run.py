@@ -33,19 +33,18 @@ def table(pool: Pool, which: str) -> dict[str, dict[str, Words]]:
     all places have the same cases, it loads from one process what the one before refused.
     """
     folder = pool.folder
-    not_alone: Words = pool.run(1, rows_worker.one_process, which, folder)[0]
-    before = ONE
-    saved = [name for name in TABLES[which][0] if name not in not_alone]
+    places = TABLES[which][1]
+    loaded = [*cases_on(which, next(iter(places)))]  # by the first place
+    not_alone: Words = pool.run(1, rows_worker.one_process, which, folder, loaded)[0]
+    before, saved = ONE, [name for name in loaded if name not in not_alone]
     found: dict[str, dict[str, Words]] = {}
     bad, last = {}, {}
-    for wrapper, counts in TABLES[which][1].items():
+    for wrapper, counts in places.items():
         found[wrapper] = {}
         for ranks in counts:
             place, cases = (wrapper, ranks), cases_on(which, wrapper)
             sources = {before: saved}
-            if which == "pairs" and before == ONE:
-                sources = {ONE: [name for name in cases if name in saved]}
-            elif which != "pairs":
+            if which != "pairs":
                 others = [name for name in cases if name not in (*saved, *not_alone)]
                 sources.setdefault(ONE, []).extend(others)
             job = (which, folder, place, list(not_alone), sources)
@@ -73,7 +72,7 @@ def kinds(pool: Pool) -> dict[str, Words]:
     every third row.
     """
     folder = pool.folder
-    assert not pool.run(1, rows_worker.one_process, "kinds", folder)[0]
+    assert not pool.run(1, rows_worker.one_process, "kinds", folder, [])[0]
     found: dict[str, Words] = {}
     sources: dict[str, Place] = {}
     loads: list[tuple[str, Place]] = []

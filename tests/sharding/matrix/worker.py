@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 
 import lowbit
 from lowbit import fsdp1
+from tests.sharding.matrix.cases import UNITS
 from tests.sharding.wrappers_worker import (
     Kept,
     Model,
@@ -23,12 +24,6 @@ from tests.sharding.wrappers_worker import (
     wrapped,
 )
 
-UNITS = {
-    "first": {"square": (64, 512), "vector": (1000,)},
-    "second": {"odd": (100, 77), "long": (7, 1024)},
-    "experts": {"up": (4, 40, 32), "down": (4, 32, 40)},
-    "last": {"wide": (36, 256), "bias": (7,)},
-}
 # Wrapper: ranks, as few as show it. More of them, by HSDP,
 # columns and with CPU offload: test_wrappers.py.
 WRAPPERS = {
