@@ -13,13 +13,15 @@ import torch
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.distributed.tensor.placement_types import _StridedShard
 
 import lowbit
 from tests.sharding.same_bytes import equal
+from tests.sharding.wrappers_worker import END, SAVED
+from tests.support import wrap
 
 # [experts, width, hidden]; experts that ranks do not divide; fewer experts than ranks; four
 # dimensions. What is not an expert is on every rank.
@@ -151,7 +153,7 @@ class Model(nn.Module):
     def __init__(self, place: str, seed: int = 0, names: Sequence[str] = tuple(SHAPES)) -> None:
         super().__init__()
         sizes, dims = PLACES[place]
-        mesh = init_device_mesh("cpu", sizes) if sizes else None
+        mesh = wrap.shared_mesh(sizes) if sizes else None
         for name in names:
             whole = value_of(name, -1 - seed, SHAPES[name])
             if mesh is None:
@@ -213,13 +215,27 @@ def kept_of(model: Model, opt) -> dict[str, dict[str, torch.Tensor]]:
 
 
 def save_alone(folder: str) -> None:
-    """What one process has after 10 and after 12 steps, of every case, to compare with."""
-    for case in CASES:
-        model, opt = built("single", case)
-        take_steps(model, opt, 0, 10)
-        ten = kept_of(model, opt)
-        take_steps(model, opt, 10, 12)
-        torch.save([ten, kept_of(model, opt)], pathlib.Path(folder) / f"alone {case}.pt")
+    """What one process has of every case when it saves, and 2 steps later, to compare with; and
+    what it saves.
+    """
+    runs = {case: built("single", case) for case in CASES}
+    for run in runs.values():
+        take_steps(*run, 0, SAVED)
+    save(runs, "single", folder)
+    for case, run in runs.items():
+        before = kept_of(*run)
+        take_steps(*run, SAVED, END)
+        torch.save([before, kept_of(*run)], pathlib.Path(folder) / f"alone {case}.pt")
+
+
+def state_of(run) -> dict[str, dict]:
+    weights, state = get_state_dict(*run)
+    return {"model": weights, "optim": state}
+
+
+def save(runs: dict, place: str, folder: str) -> None:
+    saved = {case: state_of(run) for case, run in runs.items()}
+    dcp.save(saved, checkpoint_id=pathlib.Path(folder) / f"home {place}")
 
 
 @functools.cache
@@ -243,18 +259,16 @@ def differs(model: Model, opt, want: dict[str, dict[str, torch.Tensor]]) -> list
 
 
 def train(place: str, folder: str, cases: Sequence[str] = tuple(CASES)) -> dict[str, list[str]]:
-    """What is not equal after 10 steps; saves."""
-    wrong, saved = {}, {}
+    """What is not equal when it is saved."""
+    wrong, runs = {}, {}
     for case in cases:
-        model, opt = built(place, case)
+        model, opt = runs[case] = built(place, case)
         if place in ("2", "EP x TP") and case == "AdamW":
             away = {name for name, p in model.named_parameters() if opt.layouts[p].home}
             assert away == set(CUT), away
-        take_steps(model, opt, 0, 10)
+        take_steps(model, opt, 0, SAVED)
         wrong[case] = differs(model, opt, alone(folder, case)[0])
-        weights, state = get_state_dict(model, opt)
-        saved[case] = {"model": weights, "optim": state}
-    dcp.save(saved, checkpoint_id=pathlib.Path(folder) / f"home {place}")
+    save(runs, place, folder)
     return wrong
 
 
@@ -264,16 +278,13 @@ def resume(
     """What is not equal after loading what was saved elsewhere, and 2 steps later."""
     wrong = {}
     runs = {case: built(place, case, seed=1) for case in cases}
-    saved = {}
-    for case, run in runs.items():
-        weights, state = get_state_dict(*run)
-        saved[case] = {"model": weights, "optim": state}
+    saved = {case: state_of(run) for case, run in runs.items()}
     dcp.load(saved, checkpoint_id=pathlib.Path(folder) / f"home {source}")
     for case, (model, opt) in runs.items():
         found = saved[case]
         set_state_dict(model, opt, model_state_dict=found["model"], optim_state_dict=found["optim"])
         wrong[case] = [f"{each}, loaded" for each in differs(model, opt, alone(folder, case)[0])]
-        take_steps(model, opt, 10, 12)
+        take_steps(model, opt, SAVED, END)
         wrong[case] += differs(model, opt, alone(folder, case)[1])
     return wrong
 

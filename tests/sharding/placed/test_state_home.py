@@ -18,7 +18,6 @@ pytestmark = pytest.mark.long
 SOME = ("AdamW", "4bit", "LAMB", "lpmm4", "Kahan, Adafactor", "Muon")
 FEW = ("AdamW", "lpmm4", "Kahan, Adafactor")
 TRAINED = {
-    "single": [*home_worker.CASES],
     "2": [*home_worker.CASES],
     "EP x TP": [*home_worker.CASES],
     "rows 2": SOME,
@@ -51,7 +50,7 @@ def wrong_in(several):
 
 @pytest.fixture(scope="module")
 def trained(pool):
-    """Where cases were trained: what was not equal to one process after 10 steps, by case."""
+    """Where cases were trained: what was not equal to one process, by case."""
     pool.run(1, home_worker.save_alone, pool.folder)
     return {
         place: wrong_in(pool.run(ranks_of(place), home_worker.train, place, pool.folder, cases))
@@ -59,7 +58,7 @@ def trained(pool):
     }
 
 
-def test_ten_steps_are_those_of_one_process(trained):
+def test_steps_are_those_of_one_process(trained):
     assert trained == {place: {} for place in TRAINED}
 
 
