@@ -32,6 +32,7 @@ from lowbit import ops, sharding
 from lowbit.step import muon as muon_step
 from tests.sharding.same_bytes import equal
 from tests.support.ranks.resume_worker import digests, train, wrapped
+from tests.support.wrap import shared_mesh
 
 # Uneven on any number of ranks, fewer rows than ranks, a batch, fused QKV, a vector.
 SHAPES = [(48, 200), (200, 48), (77, 130), (130, 77), (2, 300), (4, 24, 40), (3 * 32, 64), (50,)]
@@ -94,9 +95,7 @@ def made(kind: str, way: str) -> tuple[nn.Module, torch.optim.Optimizer]:
     if kind in ("one", "ddp"):
         model = Model(dtype, lambda i, value: value, shapes)
     else:
-        mesh = init_device_mesh(
-            "cpu", tuple(map(int, sizes)) or (ranks,), mesh_dim_names=names[kind]
-        )
+        mesh = shared_mesh(tuple(map(int, sizes)) or (ranks,), names[kind])
         inner = {"tp": TENSOR_PARALLEL, "ep": EXPERT_PARALLEL, "columns": {5: 2, 0: 0, 1: 1}}.get(
             kind, {}
         )
