@@ -8,14 +8,6 @@
 namespace lowbit::ckpt {
 namespace {
 
-/// The bytes of an element; 0 for a dtype that is not a plain number.
-uint64_t width_of(std::string_view code) {
-  constexpr std::string_view kCodes[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
-                                         "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
-  if (std::find(std::begin(kCodes), std::end(kCodes), code) == std::end(kCodes)) return 0;
-  return code == "c16" ? 16 : static_cast<uint64_t>(code[1] - '0');
-}
-
 /// A half-precision number by its bits.
 double half(uint16_t bits) {
   const int exponent = bits >> 10 & 31, fraction = bits & 1023;
@@ -35,7 +27,7 @@ Value unsigned_number(uint64_t n) {
 
 bool has_arrays_alone(const Value& v) {
   return v.is(Value::Kind::kOpaque) ? v.integer == Value::kArray
-                                    : std::all_of(v.items.begin(), v.items.end(), has_arrays_alone);
+                                    : std::ranges::all_of(v.items, has_arrays_alone);
 }
 
 /// UTF-32 as UTF-8; none where it is not text.
@@ -58,13 +50,20 @@ std::optional<std::string> utf8_of(std::string_view utf32) {
 
 }  // namespace
 
+uint64_t numpy_width(std::string_view code) {
+  constexpr std::string_view kCodes[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
+                                         "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
+  if (std::ranges::find(kCodes, code) == std::end(kCodes)) return 0;
+  return code == "c16" ? 16 : static_cast<uint64_t>(code[1] - '0');
+}
+
 std::string numpy_dtype(const std::string& code) {
-  if (width_of(code) == 0 || code == "b1") return code == "b1" ? "bool" : "";
+  if (numpy_width(code) == 0 || code == "b1") return code == "b1" ? "bool" : "";
   const char* name = code[0] == 'f'   ? "float"
                      : code[0] == 'i' ? "int"
                      : code[0] == 'c' ? "complex"
                                       : "uint";
-  return name + std::to_string(8 * width_of(code));
+  return name + std::to_string(8 * numpy_width(code));
 }
 
 std::optional<NumpyArray> numpy_array(const Pickle& p, NodeId node) {
@@ -86,7 +85,7 @@ std::optional<NumpyArray> numpy_array(const Pickle& p, NodeId node) {
   out.code = std::string(p.text(p.item(p.item(dtype, 1), 0)));
   out.columns = p.integer(columns) != 0;
   out.content = p.item(state, 4);
-  out.bytes = width_of(out.code);
+  out.bytes = numpy_width(out.code);
   if (out.bytes == 0) return std::nullopt;
   for (const NodeId size : p.items(sizes)) {
     if (!p.is(size, Kind::kInt) || p.integer(size) < 0) return std::nullopt;
@@ -108,14 +107,18 @@ Value array_value(const NumpyArray& array, std::string name, std::string content
   return out;
 }
 
+void write_dtype(PickleWriter& to, const std::string& code) {
+  to.global("numpy", "dtype").text(code).boolean(false).boolean(true).tuple(3).put().call().put();
+  to.mark().integer(3).text(code.ends_with('1') ? "|" : "<").none().none().none();
+  to.integer(-1).integer(-1).integer(0).tuple(8).put().build();
+}
+
 void write_array(PickleWriter& to, const Value& v) {
   const std::string& code = v.items[1].text;
   to.global(v.items[0].text, "_reconstruct").global("numpy", "ndarray").integer(0).tuple(1).put();
   to.bytes("b").tuple(3).put().call().put().mark().integer(1);
   write_value(to, v.items[2]);
-  to.global("numpy", "dtype").text(code).boolean(false).boolean(true).tuple(3).put().call().put();
-  to.mark().integer(3).text(code.ends_with('1') ? "|" : "<").none().none().none();
-  to.integer(-1).integer(-1).integer(0).tuple(8).put().build();
+  write_dtype(to, code);
   to.boolean(v.items[3].integer != 0).bytes(v.items[4].text).tuple(5).put().build();
 }
 

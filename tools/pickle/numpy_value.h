@@ -26,6 +26,11 @@ std::optional<NumpyArray> numpy_array(const Pickle& pickle, NodeId node);
 Value array_value(const NumpyArray& array, std::string name, std::string content);
 /// Writes such a value as numpy pickles it.
 void write_array(PickleWriter& to, const Value& value);
+/// Writes the dtype of a code.
+void write_dtype(PickleWriter& to, const std::string& code);
+
+/// The bytes of an element by the code of its dtype; 0 where it is not a plain number.
+uint64_t numpy_width(std::string_view code);
 
 /// The dtype of a code: "float64" of "f8"; "" where it is not a plain number.
 std::string numpy_dtype(const std::string& code);

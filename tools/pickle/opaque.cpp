@@ -8,7 +8,7 @@ namespace {
 constexpr size_t kMaxName = 200;
 
 bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
-  return std::find(words.begin(), words.end(), word) != words.end();
+  return std::ranges::find(words, word) != words.end();
 }
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
@@ -48,8 +48,8 @@ bool may_be_named(std::string_view module, std::string_view name) {
   if (module == "numpy.random._pickle") module = "numpy.random";
   const auto ordinary = [](std::string_view part) {
     return !part.empty() && is_letter(part[0]) &&
-           std::all_of(part.begin(), part.end(),
-                       [](char c) { return is_letter(c) || (c >= '0' && c <= '9'); }) &&
+           std::ranges::all_of(part,
+                               [](char c) { return is_letter(c) || (c >= '0' && c <= '9'); }) &&
            !is_one_of(part, {"os", "posix", "nt", "subprocess", "sys", "builtins", "__builtin__",
                              "ctypes", "importlib", "socket", "shutil", "pty", "runpy", "pickle",
                              "_pickle", "cPickle", "marshal", "commands", "webbrowser"});

@@ -317,7 +317,7 @@ bool is_layout(std::string_view name) {
 std::string opaque_names(const Value& value) {
   std::vector<std::string> names;
   const std::function<void(const Value&)> collect = [&](const Value& v) {
-    if (v.is(Value::Kind::kOpaque) && std::find(names.begin(), names.end(), v.text) == names.end())
+    if (v.is(Value::Kind::kOpaque) && std::ranges::find(names, v.text) == names.end())
       names.push_back(v.text);
     for (const Value& item : v.items) collect(item);
   };
@@ -346,20 +346,18 @@ std::string hexadecimal(const Value& v) {
 }
 
 bool Value::is_opaque() const {
-  return kind == Kind::kOpaque || std::any_of(items.begin(), items.end(),
-                                              [](const Value& item) { return item.is_opaque(); });
+  return kind == Kind::kOpaque ||
+         std::ranges::any_of(items, [](const Value& item) { return item.is_opaque(); });
 }
 
 bool Value::holds_tensor() const {
   return (kind == Kind::kOpaque && (integer == kTensor || integer == kHolder)) ||
-         std::any_of(items.begin(), items.end(),
-                     [](const Value& item) { return item.holds_tensor(); });
+         std::ranges::any_of(items, [](const Value& item) { return item.holds_tensor(); });
 }
 
 bool Value::holds_array() const {
   return (kind == Kind::kOpaque && (integer == kArray || integer == kUnreadArray)) ||
-         std::any_of(items.begin(), items.end(),
-                     [](const Value& item) { return item.holds_array(); });
+         std::ranges::any_of(items, [](const Value& item) { return item.holds_array(); });
 }
 
 uint64_t Value::count() const {

@@ -84,6 +84,8 @@ struct Value {
   bool holds_array() const;
   /// How many values it is, with all inside it.
   uint64_t count() const;
+  /// Whether it is a list, a tuple or a torch.Size.
+  bool is_row() const { return is(Kind::kList) || is(Kind::kTuple) || is(Kind::kSize); }
   bool is_dict() const { return kind == Kind::kDict || kind == Kind::kOrdered; }
   /// The value of a text key of a dict; null if the dict has no such key.
   const Value* find(std::string_view key) const;

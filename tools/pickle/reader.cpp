@@ -145,8 +145,7 @@ class PickleReader {
     return known->second;
   }
   void note(const char* what) {
-    if (std::find(out_.notes.begin(), out_.notes.end(), what) == out_.notes.end())
-      out_.notes.emplace_back(what);
+    if (std::ranges::find(out_.notes, what) == out_.notes.end()) out_.notes.emplace_back(what);
   }
   /// An object of an unknown class, or what an unknown function gives: called by its name. Its
   /// arguments and its state are only searched for tensors.

@@ -13,7 +13,7 @@ bool is_member(std::string_view name) {
                                          "TENSOR",
                                          "SHARD",
                                          "BYTE_IO"};
-  return std::find(std::begin(kNames), std::end(kNames), name) != std::end(kNames);
+  return std::ranges::find(kNames, name) != std::end(kNames);
 }
 
 bool fits(const Pickle& p, NodeId id, char letter) {
@@ -25,8 +25,8 @@ bool fits(const Pickle& p, NodeId id, char letter) {
     case 'b':
       return p.is(id, Kind::kBool);
     case 'n':
-      return p.is(id, Kind::kTuple) && std::all_of(p.items(id).begin(), p.items(id).end(),
-                                                   [&](NodeId n) { return p.is(n, Kind::kInt); });
+      return p.is(id, Kind::kTuple) &&
+             std::ranges::all_of(p.items(id), [&](NodeId n) { return p.is(n, Kind::kInt); });
     case 'p':
       return p.is(id, Kind::kPersistent);
     case 'g':

@@ -127,14 +127,14 @@ class Pickle {
       if (is(all[i], Kind::kString)) nodes.push_back(all[i]);
     }
     // One node first: to compare a long text with itself again and again would take for ever.
-    std::sort(nodes.begin(), nodes.end());
-    const auto same = std::adjacent_find(nodes.begin(), nodes.end());
+    std::ranges::sort(nodes);
+    const auto same = std::ranges::adjacent_find(nodes);
     if (same != nodes.end()) return text(*same);
     std::vector<std::string_view> keys;
     keys.reserve(nodes.size());
     for (const NodeId node : nodes) keys.push_back(text(node));
-    std::sort(keys.begin(), keys.end());
-    const auto twice = std::adjacent_find(keys.begin(), keys.end());
+    std::ranges::sort(keys);
+    const auto twice = std::ranges::adjacent_find(keys);
     return twice == keys.end() ? std::nullopt : std::optional(*twice);
   }
 
@@ -153,11 +153,11 @@ class Pickle {
         others.push_back(x);
       }
     }
-    std::sort(whole.begin(), whole.end());
-    std::sort(others.begin(), others.end());
-    const auto same = std::adjacent_find(whole.begin(), whole.end());
+    std::ranges::sort(whole);
+    std::ranges::sort(others);
+    const auto same = std::ranges::adjacent_find(whole);
     if (same != whole.end()) return std::to_string(*same);
-    const auto twice = std::adjacent_find(others.begin(), others.end());
+    const auto twice = std::ranges::adjacent_find(others);
     return twice == others.end() ? std::nullopt : std::optional(std::to_string(*twice));
   }
 

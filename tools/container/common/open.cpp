@@ -49,9 +49,7 @@ bool is_old_pickle(std::string_view head) {
 Status check_no_part(const std::string& path) {
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (!is_dcp_file(name)) return fine();
-  const auto index = path_kind(parent + ".metadata");
-  if (!name.ends_with(".metadata") && !(index.ok() && index.value() == PathKind::kFile))
-    return fine();
+  if (!name.ends_with(".metadata") && !is_file(parent + ".metadata")) return fine();
   return bad(printable(path) +
              ": is one file of a directory of torch.distributed.checkpoint; give the folder: " +
              (parent.empty() ? "." : printable(parent.substr(0, parent.size() - 1))));
@@ -103,8 +101,7 @@ std::string last_saved(const Directory& folder) {
 bool has_deepspeed(const Directory& folder, const std::string& last) {
   if (last.empty()) return false;
   for (const char* model : {"mp_rank_00", "zero_pp_rank_0_mp_rank_00"}) {
-    const auto file = path_kind(folder.path() + "/" + last + "/" + model + "_model_states.pt");
-    if (file.ok() && file.value() == PathKind::kFile) return true;
+    if (is_file(folder.path() + "/" + last + "/" + model + "_model_states.pt")) return true;
   }
   return false;
 }
@@ -115,11 +112,8 @@ Result<std::optional<ContainerKind>> kind_of_deepspeed(const Directory& folder,
                                                        const std::vector<std::string>& names) {
   const std::string what = printable(folder.path());
   // It has a copy of the model's files too.
-  if (folder.has("zero")) {
-    const auto universal = path_kind(folder.path() + "/zero/optimizer_state.pt");
-    if (universal.ok() && universal.value() == PathKind::kFile)
-      return std::optional(ContainerKind::kUniversal);
-  }
+  if (folder.has("zero") && is_file(folder.path() + "/zero/optimizer_state.pt"))
+    return std::optional(ContainerKind::kUniversal);
   std::string models;
   for (const std::string& name : names) {
     if (name.find("zero_pp_rank_") != std::string::npos && name.ends_with("_optim_states.pt"))
@@ -145,8 +139,7 @@ bool has_orbax_steps(const std::string& path, const std::vector<std::string>& na
     constexpr int kLooks = 8;
     if (looks++ >= kLooks) return false;
     for (const char* file : {"/_CHECKPOINT_METADATA", "/_METADATA"}) {
-      const auto inside = path_kind(path + "/" + name + file);
-      if (inside.ok() && inside.value() == PathKind::kFile) return true;
+      if (is_file(path + "/" + name + file)) return true;
     }
   }
   return false;
@@ -196,8 +189,7 @@ Result<ContainerKind> kind_of_folder(const std::string& path) {
     // Each look into an object store is a request: the first few folders are enough of an example.
     constexpr int kLooks = 8;
     if (is_url(path) && (folder->file(name).ok() || looks++ >= kLooks)) continue;
-    const auto inside = path_kind(path + "/" + name + "/.metadata");
-    if (inside.ok() && inside.value() == PathKind::kFile)
+    if (is_file(path + "/" + name + "/.metadata"))
       folders += (folders.empty() ? "" : ", ") + printable(name);
   }
   const std::string what = printable(path);
@@ -258,8 +250,8 @@ Result<std::shared_ptr<const Document>> common_state(const Document& document,
     return std::shared_ptr<const Document>(std::make_shared<Document>(std::move(common)));
   }
   const Manifest& all = *document.manifest;
-  const auto blob = std::find_if(all.blobs.begin(), all.blobs.end(),
-                                 [](const Blob& b) { return b.name == Document::kCommonItem; });
+  const auto blob = std::ranges::find_if(
+      all.blobs, [](const Blob& b) { return b.name == Document::kCommonItem; });
   if (blob == all.blobs.end()) return none;
   RETURN_IF_ERROR(check_single(*blob));
   const std::string& file = all.file_names[blob->extent.file];

@@ -173,14 +173,14 @@ bool is_msgpack(std::string_view head) {
   const auto at = [&](size_t i) { return i < head.size() ? static_cast<uint8_t>(head[i]) : 0; };
   if (at(0) < 0x81 || at(0) > 0x8f || at(1) < 0xa1 || at(1) > 0xbf) return false;
   const std::string_view key = head.substr(2, at(1) & 0x1f);
-  return std::all_of(key.begin(), key.end(), [](char c) { return c >= ' ' && c <= '~'; });
+  return std::ranges::all_of(key, [](char c) { return c >= ' ' && c <= '~'; });
 }
 
 std::string last_name(const std::string& path) { return path.substr(parent_of(path).size()); }
 
 bool has(const std::vector<std::string>& names, const char* pattern) {
-  return std::any_of(names.begin(), names.end(),
-                     [&](const std::string& name) { return glob_matches(pattern, name); });
+  return std::ranges::any_of(names,
+                             [&](const std::string& name) { return glob_matches(pattern, name); });
 }
 
 }  // namespace
@@ -196,9 +196,8 @@ Status check_other_folder(const std::string& folder, const std::vector<std::stri
 Status check_other_files(const std::string& folder, const std::vector<std::string>& names) {
   for (const FileKind& kind : kFiles) {
     if (kind.name == nullptr) continue;
-    const auto found = std::find_if(names.begin(), names.end(), [&](const std::string& name) {
-      return glob_matches(kind.name, name);
-    });
+    const auto found = std::ranges::find_if(
+        names, [&](const std::string& name) { return glob_matches(kind.name, name); });
     if (found != names.end())
       return bad(printable(folder) + ": holds " + printable(*found) + ", which " + kind.is + "; " +
                  kind.advice);
@@ -207,7 +206,7 @@ Status check_other_files(const std::string& folder, const std::vector<std::strin
 }
 
 bool is_other_zip(const std::string& path) {
-  return std::any_of(std::begin(kFiles), std::end(kFiles), [&](const FileKind& kind) {
+  return std::ranges::any_of(kFiles, [&](const FileKind& kind) {
     return kind.begins == "PK" && glob_matches(kind.name, last_name(path));
   });
 }

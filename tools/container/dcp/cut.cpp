@@ -25,13 +25,12 @@ void cut_along(const Mesh& mesh, size_t i, int64_t rank, const Box& box, std::ve
 Status check_mesh(const Mesh& mesh) {
   constexpr int64_t kMax = 65536;
   if (mesh.parts.empty() || mesh.parts.size() != mesh.dims.size())
-    return Error{Exit::kUsage, "a mesh needs one tensor dimension for each of its own"};
+    return usage("a mesh needs one tensor dimension for each of its own");
   int64_t ranks = 1;
   for (size_t i = 0; i < mesh.parts.size(); ++i) {
     if (mesh.parts[i] < 1 || mesh.parts[i] > kMax || (ranks *= mesh.parts[i]) > kMax)
-      return Error{Exit::kUsage, "a mesh has 1 to 65536 ranks"};
-    if (mesh.dims[i] < 0 || mesh.dims[i] > 63)
-      return Error{Exit::kUsage, "tensor dimensions are counted from 0"};
+      return usage("a mesh has 1 to 65536 ranks");
+    if (mesh.dims[i] < 0 || mesh.dims[i] > 63) return usage("tensor dimensions are counted from 0");
   }
   return fine();
 }

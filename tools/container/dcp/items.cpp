@@ -51,8 +51,7 @@ Status ItemCopier::copy(const FileExtent& extent, const std::string& what, Outpu
                         const Part* part, const Add& add,
                         const std::function<Status(uint64_t)>& done) {
   ASSIGN_OR_RETURN(records, from_.container->records(extent, what));
-  std::sort(records.begin(), records.end(),
-            [](const Record& a, const Record& b) { return a.offset < b.offset; });
+  std::ranges::sort(records, [](const Record& a, const Record& b) { return a.offset < b.offset; });
   ASSIGN_OR_RETURN(file, from_.container->files().open(extent.file));
   std::string buffer;
   size_t first = 0;  // record that ends behind `at`
@@ -77,18 +76,6 @@ Status ItemCopier::copy(const FileExtent& extent, const std::string& what, Outpu
   }
   return to.flush();
 }
-
-namespace {
-
-bool is_row_major(const Payload& p) {
-  const Shape dense = row_major(p.shape);
-  for (size_t d = 0; d < p.shape.size(); ++d) {
-    if (p.shape[d] > 1 && p.stride[d] != dense[d]) return false;
-  }
-  return true;
-}
-
-}  // namespace
 
 Result<ChunkDigest> ItemCopier::tensor(const Tensor& tensor, const Chunk& chunk, Output& to,
                                        const std::function<Status(uint64_t)>& done) {

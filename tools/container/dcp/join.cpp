@@ -14,7 +14,7 @@ std::vector<uint32_t> renumber(std::vector<std::string>& all,
                                const std::vector<std::string>& part) {
   std::vector<uint32_t> numbers;
   for (const std::string& name : part) {
-    const auto known = std::find(all.begin(), all.end(), name);
+    const auto known = std::ranges::find(all, name);
     numbers.push_back(static_cast<uint32_t>(known - all.begin()));
     if (known == all.end()) all.push_back(name);
   }
@@ -24,8 +24,8 @@ std::vector<uint32_t> renumber(std::vector<std::string>& all,
 /// Both lists are sorted by name; entries of one name are given to `both`.
 template <class T, class Both>
 Status merge(std::vector<T>& all, std::vector<T> part, const Both& both) {
-  const bool same = std::equal(all.begin(), all.end(), part.begin(), part.end(),
-                               [](const T& a, const T& b) { return a.name == b.name; });
+  const bool same =
+      std::ranges::equal(all, part, [](const T& a, const T& b) { return a.name == b.name; });
   if (same) {  // as a rule: nothing has to move
     for (size_t i = 0; i < all.size(); ++i) RETURN_IF_ERROR(both(all[i], part[i]));
     return fine();
@@ -100,7 +100,7 @@ Status join(Manifest& all, Manifest part, const std::string& what) {
 void join_done(Manifest& all) {
   for (Tensor& t : all.tensors) {
     // Ranks that hold the same box (a replica, or an empty one) each wrote it; the first counts.
-    std::stable_sort(t.chunks.begin(), t.chunks.end(), [](const Chunk& a, const Chunk& b) {
+    std::ranges::stable_sort(t.chunks, [](const Chunk& a, const Chunk& b) {
       return std::pair(a.offset, a.shape) < std::pair(b.offset, b.shape);
     });
     const auto same = [](const Chunk& a, const Chunk& b) {

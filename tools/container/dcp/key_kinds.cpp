@@ -19,9 +19,9 @@ std::optional<int64_t> number_of(const std::string& text) {
 }
 
 bool is_path(const Value& value) {
-  return value.is(Value::Kind::kTuple) &&
-         std::all_of(value.items.begin(), value.items.end(),
-                     [](const Value& key) { return key.is(Value::Kind::kText); });
+  return value.is(Value::Kind::kTuple) && std::ranges::all_of(value.items, [](const Value& key) {
+           return key.is(Value::Kind::kText);
+         });
 }
 
 }  // namespace
@@ -61,7 +61,7 @@ Status KeyKinds::add(const Path& path) {
 }
 
 bool KeyKinds::empty() const {
-  return !list_ && std::all_of(nodes_.begin(), nodes_.end(), [](const Node& node) {
+  return !list_ && std::ranges::all_of(nodes_, [](const Node& node) {
     return node.numbers.empty() && !node.tuple;
   });
 }

@@ -84,7 +84,7 @@ class Parser : MetadataPickle {
       const auto before = [](const Stored& a, const Stored& b) {
         return a.blob != b.blob ? a.blob : a.where < b.where;
       };
-      std::sort(chunks.begin(), chunks.end(), before);
+      std::ranges::sort(chunks, before);
       for (size_t i = 1; i < chunks.size(); ++i) {
         if (!before(chunks[i - 1], chunks[i]))
           return no("has two places for " + printable(name) + shape_text(chunks[i].where));
@@ -123,8 +123,8 @@ class Parser : MetadataPickle {
       }
     }
     const auto by_name = [](const auto& a, const auto& b) { return a.name < b.name; };
-    std::sort(out_.tensors.begin(), out_.tensors.end(), by_name);
-    std::sort(out_.blobs.begin(), out_.blobs.end(), by_name);
+    std::ranges::sort(out_.tensors, by_name);
+    std::ranges::sort(out_.blobs, by_name);
     return fine();
   }
 
@@ -193,16 +193,15 @@ class Parser : MetadataPickle {
   }
 
   Status check_size(const std::string& name, const Shape& shape) const {
-    ASSIGN_OR_RETURN(count, elements(shape, what_ + ": " + printable(name)));
-    static_cast<void>(count);
-    return fine();
+    const auto count = elements(shape, what_ + ": " + printable(name));
+    return count.ok() ? fine() : Status(count.error());
   }
 
   /// Sorts the chunks; drops the second of two that are the same, and an empty one at the corner
   /// of one that is not.
   static void tidy(Tensor& t) {
     auto& c = t.chunks;
-    std::stable_sort(c.begin(), c.end(), [](const Chunk& a, const Chunk& b) {
+    std::ranges::stable_sort(c, [](const Chunk& a, const Chunk& b) {
       return a.offset != b.offset ? a.offset < b.offset : volume(a.shape) > volume(b.shape);
     });
     c.erase(std::unique(c.begin(), c.end(),
@@ -284,8 +283,7 @@ class Parser : MetadataPickle {
         if (p_.text(items[i]) == "mcore_data") out_.facts.push_back("written by Megatron-Core");
         continue;  // how it was saved, which the chunks say too
       }
-      if (!text ||
-          std::find(std::begin(kKnown), std::end(kKnown), p_.text(items[i])) == std::end(kKnown)) {
+      if (!text || std::ranges::find(kKnown, p_.text(items[i])) == std::end(kKnown)) {
         ASSIGN_OR_RETURN(value, plain_value(p_, items[i + 1], what_ + ": an unknown entry"));
         static_cast<void>(value);
         out_.warnings.push_back("the metadata has an unknown entry " +

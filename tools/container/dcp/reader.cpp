@@ -126,7 +126,7 @@ Status check_items(Manifest& m, FileSet& files) {
     items.push_back({b.extent, &b.name});
     for (const FileExtent& extent : b.more) items.push_back({extent, &b.name});
   }
-  std::sort(items.begin(), items.end(), [](const Item& a, const Item& b) {
+  std::ranges::sort(items, [](const Item& a, const Item& b) {
     return std::pair(a.extent.file, a.extent.offset) < std::pair(b.extent.file, b.extent.offset);
   });
   for (const std::string& name : m.file_names) RETURN_IF_ERROR(files.add(name));
@@ -175,13 +175,13 @@ Result<Manifest> read_ranks(const Directory& folder, const std::string& path) {
     if (rank_of(name) >= 0) ranks.emplace_back(rank_of(name), name);
   }
   if (ranks.empty()) {
-    const bool torn = std::any_of(names.begin(), names.end(),
-                                  [](const std::string& n) { return n.ends_with(".distcp"); });
+    const bool torn =
+        std::ranges::any_of(names, [](const std::string& n) { return n.ends_with(".distcp"); });
     return bad(path + (torn ? ": has no .metadata, which is written last: the save did not finish"
                             : ": is not a checkpoint folder: it has no .metadata "
                               "(torch.distributed.checkpoint) and no files of DeepSpeed"));
   }
-  std::sort(ranks.begin(), ranks.end());
+  std::ranges::sort(ranks);
   Manifest all;
   for (size_t i = 0; i < ranks.size(); ++i) {
     const auto& [rank, name] = ranks[i];

@@ -58,14 +58,10 @@ TileRange tile_range(const TileGrid& grid, const Shape& shape, const Box& box) {
   if (shape.empty()) return {0, 1, 0, 1};
   TileRange out{static_cast<uint64_t>(box.offset[0]), static_cast<uint64_t>(box.shape[0]), 0,
                 grid.cols};
-  uint64_t first = 0, last = 0;
-  const Shape stride = row_major(shape);
-  for (size_t d = 1; d < shape.size(); ++d) {
-    first += static_cast<uint64_t>(box.offset[d] * stride[d]);
-    last += static_cast<uint64_t>((box.offset[d] + box.shape[d] - 1) * stride[d]);
-  }
-  out.first_col = first;
-  out.cols = last + 1 - first;
+  Shape stride = row_major(shape);
+  stride[0] = 0;  // of the columns alone
+  out.first_col = position(box.offset, stride);
+  out.cols = position(box.shape, stride) + 1 - position(Shape(shape.size(), 1), stride);
   return out;
 }
 

@@ -159,29 +159,8 @@ class ValueWriter {
     const Payload& payload = node.stored.parts[0].second;
     const auto [known, is_new] = numbers_.emplace(node.alias->storage, keys_.size());
     if (is_new) keys_.push_back(node.alias->storage);
-    const bool typed = node.dtype->storage[0] != '\0', parameter = node.gradient.parameter;
-    const auto no_hooks = [this] { w_.global("collections", "OrderedDict").tuple(0).call().put(); };
-    const auto sizes = [this](const Shape& shape) {
-      w_.integers(shape);
-      if (!shape.empty()) w_.put();
-    };
-    if (parameter) w_.global("torch._utils", "_rebuild_parameter");
-    w_.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
-    w_.mark().text("storage");
-    w_.global(typed ? "torch" : "torch.storage", typed ? node.dtype->storage : "UntypedStorage");
-    w_.text(std::to_string(known->second)).text("cpu");
-    w_.integer(static_cast<int64_t>(typed ? node.alias->elements : payload.record.size));
-    w_.tuple(5).put().persistent().integer(static_cast<int64_t>(payload.first));
-    sizes(payload.shape);
-    sizes(payload.stride);
-    w_.boolean(node.gradient.requires_grad && !parameter);
-    no_hooks();
-    if (!typed) w_.global("torch", node.dtype->name);
-    w_.tuple(7).put().call().put();
-    if (!parameter) return fine();
-    w_.boolean(node.gradient.requires_grad);
-    no_hooks();
-    w_.tuple(3).put().call().put();
+    write_tensor(w_, {*node.dtype, std::to_string(known->second), payload.record.size,
+                      payload.first, payload.shape, payload.stride, node.gradient});
     return fine();
   }
 
@@ -197,19 +176,13 @@ class ValueWriter {
     if (rule == nullptr || rule->name != "dtype")
       return bad(what_ + ": holds something of numpy without a dtype");
     const std::string code(p_.text(p_.item(p_.item(id, 1), 0)));
-    constexpr const char* kCodes[] = {"b1", "i1", "i2", "i4", "i8", "u1", "u2",
-                                      "u4", "u8", "f2", "f4", "f8", "c8", "c16"};
-    if (std::find(std::begin(kCodes), std::end(kCodes), code) == std::end(kCodes))
+    const uint64_t bytes = numpy_width(code);
+    if (bytes == 0)
       return bad(what_ + ": holds numpy's dtype " + printable(code) + ", which is not a number");
     const NodeId order = p_.item(p_.item(id, 2), 1);
     if (p_.is(order, Kind::kString) && p_.text(order) == ">")
       return bad(what_ + ": holds numbers of numpy in the byte order of another machine");
-    return Element{code, std::stoull(code.substr(1))};
-  }
-  void dtype(const Element& of) {
-    w_.global("numpy", "dtype").text(of.code).boolean(false).boolean(true).tuple(3).put();
-    w_.call().put().mark().integer(3).text(of.bytes == 1 ? "|" : "<").none().none().none();
-    w_.integer(-1).integer(-1).integer(0).tuple(8).put().build();
+    return Element{code, bytes};
   }
   Result<std::string> bytes_of(NodeId id) {
     if (id != kNoNode) {
@@ -233,7 +206,7 @@ class ValueWriter {
     const NodeId arguments = p_.item(id, 1);
     if (rule.name == "dtype") {
       ASSIGN_OR_RETURN(of, element(id));
-      dtype(of);
+      write_dtype(w_, of.code);
       return fine();
     }
     if (rule.name == "scalar") {
@@ -251,7 +224,7 @@ class ValueWriter {
         return bad(what_ + ": holds a number of numpy of " + std::to_string(content.size()) +
                    " bytes, where its dtype has " + std::to_string(of.bytes));
       w_.global(kModule, "scalar");
-      dtype(of);
+      write_dtype(w_, of.code);
       w_.bytes(content).tuple(2).put().call().put();
       return fine();
     }
@@ -259,8 +232,7 @@ class ValueWriter {
     const NodeId state = p_.item(id, 2), sizes = p_.item(state, 1), columns = p_.item(state, 3);
     const auto natural = [&](NodeId n) { return p_.is(n, Kind::kInt) && p_.integer(n) >= 0; };
     if (!p_.is(state, Kind::kTuple) || !p_.is(sizes, Kind::kTuple) ||
-        !p_.is(columns, Kind::kBool) ||
-        !std::all_of(p_.items(sizes).begin(), p_.items(sizes).end(), natural) ||
+        !p_.is(columns, Kind::kBool) || !std::ranges::all_of(p_.items(sizes), natural) ||
         p_.items(sizes).size() > 32)
       return bad(what_ + ": holds an array that is not laid out as numpy does");
     ASSIGN_OR_RETURN(of, element(p_.item(state, 2)));
@@ -271,12 +243,8 @@ class ValueWriter {
     if (content.size() != count * of.bytes)
       return bad(what_ + ": holds an array of " + shape_text(shape) + " in " +
                  std::to_string(content.size()) + " bytes");
-    w_.global(kModule, "_reconstruct").global("numpy", "ndarray").integer(0).tuple(1).put();
-    w_.bytes("b").tuple(3).put().call().put().mark().integer(1);
-    w_.integers(shape);
-    if (!shape.empty()) w_.put();
-    dtype(of);
-    w_.boolean(p_.integer(columns) != 0).bytes(content).tuple(5).put().build();
+    write_array(w_, array_value({kModule, of.code, shape, p_.integer(columns) != 0}, "",
+                                std::move(content)));
     return fine();
   }
 

@@ -20,14 +20,6 @@ constexpr uint64_t kMinRowRead = 512;       // bytes of a row that is worth a re
 constexpr uint64_t kPage = 4096;            // closer rows leave no page unread between them
 constexpr uint64_t kMinMapped = 1u << 15;   // bytes of rows, with what lies between, worth mapping
 
-bool is_dense(const Payload& p) {
-  const Shape dense = row_major(p.shape);
-  for (size_t d = 0; d < p.shape.size(); ++d) {
-    if (p.shape[d] > 1 && p.stride[d] != dense[d]) return false;
-  }
-  return true;
-}
-
 void copy_rows(char* to, uint64_t row, const char* from, uint64_t pitch, uint64_t rows) {
   for (uint64_t r = 0; r < rows; ++r) std::memcpy(to + r * row, from + r * pitch, row);
 }
@@ -47,10 +39,7 @@ struct VerifiedReader::Part {
   /// Where a box of the tensor begins in `out`.
   char* place(const Box& of) const {
     const Shape stride = row_major(box.shape);
-    uint64_t first = 0;
-    for (size_t d = 0; d < box.shape.size(); ++d)
-      first += static_cast<uint64_t>((of.offset[d] - box.offset[d]) * stride[d]);
-    return out + first * width;
+    return out + (position(of.offset, stride) - position(box.offset, stride)) * width;
   }
   std::string what() const { return printable(tensor.name) + " at " + shape_text(chunk.offset); }
 };
@@ -111,7 +100,7 @@ Status VerifiedReader::read_part(const Part& part) {
   ASSIGN_OR_RETURN(payload, cache_.find(manifest_, part.tensor, part.chunk));
   const std::string file = manifest_.container->files().name(part.chunk.extent.file);
   TileGrid grid = tile_grid(part.chunk.shape, part.width);
-  if (!is_dense(payload) || (verify_ && entry == nullptr)) return read_record(part, payload);
+  if (!is_row_major(payload) || (verify_ && entry == nullptr)) return read_record(part, payload);
   if (!verify_) return read_tiles(part, payload, grid, nullptr);
   if (entry->dtype != part.tensor.dtype->name || entry->shape != part.tensor.shape)
     return bad(part.what() + ": lowbit.json describes " + printable(entry->dtype) + " " +
@@ -258,9 +247,8 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
       take.offset[0] = low;
       take.shape[0] = high - low;
       stride[0] = static_cast<int64_t>(band.cols);
-      for (size_t d = 0; d < take.shape.size(); ++d)
-        first += static_cast<uint64_t>((take.offset[d] - part.chunk.offset[d]) * stride[d]);
-      first -= band.first_row * band.cols + band.first_col;
+      first = position(take.offset, stride) - position(part.chunk.offset, stride) -
+              (band.first_row * band.cols + band.first_col);
     }
     put(part, take, stride, values.data() + first * width);
   }

@@ -68,7 +68,7 @@ Status DcpWriter::write_tensor(size_t i) {
   if (leaf.shape.empty() || volume(leaf.shape) == 0)
     return anew.empty() ? fine() : write_band(i, {Shape(leaf.shape.size(), 0), leaf.shape}, anew);
   // Chunks that share their rows are filled together.
-  std::sort(anew.begin(), anew.end(), [&](size_t a, size_t b) {
+  std::ranges::sort(anew, [&](size_t a, size_t b) {
     return std::pair(to.chunks[a].offset[0], a) < std::pair(to.chunks[b].offset[0], b);
   });
   for (size_t begin = 0; begin < anew.size();) {
@@ -101,12 +101,9 @@ Status DcpWriter::write_band(size_t i, const Box& band, std::span<const size_t> 
   std::string read, taken;
   RETURN_IF_ERROR(
       for_pieces(band, std::max<uint64_t>(1, piece_ / width), [&](const Box& piece) -> Status {
-        uint64_t first = 0;
-        for (size_t d = 0; d < piece.offset.size(); ++d)
-          first += static_cast<uint64_t>(piece.offset[d] * strides[d]);
         const uint64_t n = volume(piece.shape);
         read.resize(n * width);
-        RETURN_IF_ERROR(leaf.source->read(first, n, read.data()));
+        RETURN_IF_ERROR(leaf.source->read(position(piece.offset, strides), n, read.data()));
         for (const auto& item : items) {
           const Box common = common_box(piece, item->box());
           const uint64_t part = volume(common.shape);

@@ -50,8 +50,8 @@ Status DcpWriter::plan() {
 const Chunk* DcpWriter::same_chunk(const Leaf& leaf, const Box& box) const {
   if (!mixed_ || leaf.stored == nullptr) return nullptr;
   const auto& chunks = leaf.stored->chunks;
-  auto c = std::partition_point(chunks.begin(), chunks.end(),
-                                [&](const Chunk& k) { return k.offset < box.offset; });
+  auto c =
+      std::ranges::partition_point(chunks, [&](const Chunk& k) { return k.offset < box.offset; });
   for (; c != chunks.end() && c->offset == box.offset; ++c) {
     if (c->shape == box.shape && c->extent.transform == 0) return &*c;
   }

@@ -83,8 +83,8 @@ bool lie_in_order(const FlatGroup& group, const std::vector<uint64_t>& paddings,
     by_name.emplace(group[i].first, order.back());
   }
   for (RankVector& rank : ranks)
-    std::sort(rank.fragments.begin(), rank.fragments.end(),
-              [](const Fragment& a, const Fragment& b) { return a.first < b.first; });
+    std::ranges::sort(rank.fragments,
+                      [](const Fragment& a, const Fragment& b) { return a.first < b.first; });
   auto cuts = cut(order, ranks);
   if (same(cuts, ranks)) return true;
   std::vector<Piece> before;

@@ -11,16 +11,12 @@ namespace {
 
 Result<Shape> shape_of(const Value* value, const std::string& what) {
   Shape out;
-  const bool list =
-      value != nullptr && (value->is(Value::Kind::kSize) || value->is(Value::Kind::kTuple) ||
-                           value->is(Value::Kind::kList));
-  if (!list) return bad(what + ": is not a shape");
+  if (value == nullptr || !value->is_row()) return bad(what + ": is not a shape");
   for (const Value& size : value->items) {
     if (!size.is(Value::Kind::kInt)) return bad(what + ": is not a shape");
     out.push_back(size.integer);
   }
-  ASSIGN_OR_RETURN(count, elements(out, what));
-  static_cast<void>(count);
+  if (const auto count = elements(out, what); !count.ok()) return count.error();
   return out;
 }
 
@@ -91,7 +87,7 @@ Status add_decay(Parts& parts, Manifest& manifest, const PartFile& file, const P
   }
   auto& all = manifest.warnings;
   if (file.is_on(below(group, "weight_decay")) &&
-      std::find(all.begin(), all.end(), kDecayNotSaved) == all.end())
+      std::ranges::find(all, kDecayNotSaved) == all.end())
     all.emplace_back(kDecayNotSaved);
   return fine();
 }
@@ -152,9 +148,9 @@ Status add_module(Parts& parts, Manifest& manifest, const PartFile& file, const 
                   const std::set<std::string>& known, bool placeholders) {
   return file.for_below({"module"}, [&](const Path& path, const FileLeaf& leaf) -> Status {
     const std::string name = flat_name(path);
-    const bool tied = std::any_of(
-        states.shared.begin(), states.shared.end(),
-        [&](const auto& pair) { return pair.first == name && known.contains(pair.second); });
+    const bool tied = std::ranges::any_of(states.shared, [&](const auto& pair) {
+      return pair.first == name && known.contains(pair.second);
+    });
     if (path.empty() || tied || known.contains(name)) return fine();
     const bool empty = leaf.tensor != nullptr && volume(leaf.tensor->shape) == 0;
     const bool own =
@@ -211,10 +207,9 @@ Status add_loss_scaler(Parts& parts, Manifest& manifest, const PartFile& file) {
     if (!file.is_on(below(at, "dynamic_loss_scale"))) continue;
     const bool known = scaler != nullptr && scaler->is(Value::Kind::kOpaque) &&
                        scaler->text == kLossScaler && scaler->items.size() == 1;
-    const bool plain = known && std::none_of(scaler->items[0].items.begin(),
-                                             scaler->items[0].items.end(), [](const Value& v) {
-                                               return v.is_dict() || v.is(Value::Kind::kList);
-                                             });
+    const bool plain = known && std::ranges::none_of(scaler->items[0].items, [](const Value& v) {
+                         return v.is_dict() || v.is(Value::Kind::kList);
+                       });
     if (!plain) {
       manifest.warnings.push_back(
           "the dynamic loss scale is kept in an object of DeepSpeed that is not the usual one (" +

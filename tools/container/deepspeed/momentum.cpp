@@ -43,8 +43,7 @@ bool is_stepped_by_muon(const PartFile& file, const Path& groups, size_t flat) {
   for (size_t i = 0; file.has_below(below(groups, place(i))); ++i) {
     const Path group = below(groups, place(i));
     const Value* params = file.value(below(group, "params"));
-    const bool here = params != nullptr &&
-                      std::any_of(params->items.begin(), params->items.end(), [&](const Value& v) {
+    const bool here = params != nullptr && std::ranges::any_of(params->items, [&](const Value& v) {
                         return v.is(Value::Kind::kInt) && v.integer == static_cast<int64_t>(flat);
                       });
     if (here) return file.is_on(below(group, "use_muon"));

@@ -21,8 +21,8 @@ FileLeaf PartFile::find(const Path& path) const {
 }
 
 bool PartFile::has_below(const Path& path) const {
-  return std::any_of(leaves_.begin(), leaves_.end(),
-                     [&](const FileLeaf& leaf) { return is_below(*leaf.path, path); });
+  return std::ranges::any_of(leaves_,
+                             [&](const FileLeaf& leaf) { return is_below(*leaf.path, path); });
 }
 
 Status PartFile::for_below(const Path& path,
@@ -186,11 +186,9 @@ Status Parts::add(Manifest& manifest, Path path, const std::vector<Slice>& slice
     tensor.dtype = from.dtype;
     end += slice.count;
     for (Box& box : boxes_of_range(shape, slice.at, end)) {
-      uint64_t first = 0;
-      for (size_t d = 0; d < shape.size(); ++d)
-        first += static_cast<uint64_t>(box.offset[d] * strides[d]);
-      payloads.push_back({from.dtype, box.shape, strides,
-                          from.first + slice.first + (first - slice.at), from.record});
+      const uint64_t first = position(box.offset, strides) - slice.at;
+      payloads.push_back(
+          {from.dtype, box.shape, strides, from.first + slice.first + first, from.record});
       tensor.chunks.push_back({std::move(box.offset), std::move(box.shape), {}});
     }
   }

@@ -53,9 +53,8 @@ Result<std::vector<std::string>> find_rank_files(const Parts& parts) {
                  ": remove those of the older save");
   }
   if (found.empty()) {
-    const auto other = std::find_if(names.begin(), names.end(), [](const std::string& name) {
-      return name.ends_with("_optim_states.pt");
-    });
+    const auto other = std::ranges::find_if(
+        names, [](const std::string& name) { return name.ends_with("_optim_states.pt"); });
     return bad(no_file_of(parts, 0) + (other == names.end()
                                            ? ""
                                            : "; there is " + printable(*other) +

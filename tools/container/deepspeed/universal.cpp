@@ -79,7 +79,7 @@ class UniversalReader {
   Status read_models() {
     ASSIGN_OR_RETURN(names, parts_.folder().list());
     // lowbit-ckpt writes one under both names, so that every stage finds it.
-    const bool shared = std::any_of(names.begin(), names.end(), [](const std::string& name) {
+    const bool shared = std::ranges::any_of(names, [](const std::string& name) {
       const auto file = model_file(name);
       return file && !file->per_rank;
     });
@@ -128,8 +128,7 @@ class UniversalReader {
 
   bool has(const std::string& param, const std::string& file) const {
     const auto folder = folders_.find(param);
-    return folder != folders_.end() &&
-           std::binary_search(folder->second.begin(), folder->second.end(), file);
+    return folder != folders_.end() && std::ranges::binary_search(folder->second, file);
   }
 
   /// Adds the tensor of a file: {"param": tensor}, or from stage 3 a flat tensor.

@@ -113,18 +113,13 @@ namespace {
 Status check_opaque(const Manifest& manifest, const Blob& blob) {
   std::vector<FileExtent> items = {blob.extent};
   items.insert(items.end(), blob.more.begin(), blob.more.end());
-  std::string buffer;
   for (const FileExtent& item : items) {
     const std::string what =
         manifest.container->files().name(item.file) + ": " + printable(blob.name);
     ASSIGN_OR_RETURN(records, manifest.container->records(item, what));
-    for (const Record& r : records) {
-      for (uint64_t at = 0; at < r.size; at += buffer.size()) {
-        buffer.resize(std::min<uint64_t>(1u << 20, r.size - at));
-        RETURN_IF_ERROR(
-            manifest.container->reader().read(r, at, buffer.data(), buffer.size(), what));
-      }
-    }
+    for (const Record& r : records)
+      RETURN_IF_ERROR(manifest.container->reader().read_all(
+          r, 1u << 20, what, [](const char*, uint64_t) { return fine(); }));
   }
   return fine();
 }
@@ -150,7 +145,7 @@ Result<bool> has_subclass(const Manifest& manifest, const Tensor& t) {
   std::vector<const Shape*> seen;
   for (const Chunk& c : t.chunks) {
     const auto same = [&](const Shape* shape) { return *shape == c.shape; };
-    if (std::any_of(seen.begin(), seen.end(), same)) continue;
+    if (std::ranges::any_of(seen, same)) continue;
     ASSIGN_OR_RETURN(subclass, is_subclass(manifest, t, c));
     if (subclass) return true;
     if (seen.size() < kShapes) seen.push_back(&c.shape);

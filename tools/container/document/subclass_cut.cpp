@@ -6,7 +6,6 @@
 #include "container/document/joined.h"
 #include "container/manifest/record_reader.h"
 #include "container/manifest/strided.h"
-#include "container/zip/zip.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -167,9 +166,7 @@ Result<Leaf> cut_subclass(const Document& document, const Leaf& leaf, const Box&
   for (size_t i = 0; i + 1 < out.attributes.items.size(); i += 2) {
     Value& value = out.attributes.items[i + 1];
     const std::string& key = out.attributes.items[i].text;
-    const bool sizes = value.is(Value::Kind::kSize) || value.is(Value::Kind::kTuple) ||
-                       value.is(Value::Kind::kList);
-    if ((key != "shape" && key != "_shape") || !sizes) continue;
+    if ((key != "shape" && key != "_shape") || !value.is_row()) continue;
     value.items.clear();
     for (const int64_t size : box.shape) value.items.push_back(Value::number(size));
   }
@@ -231,22 +228,6 @@ Result<uint64_t> kept_bytes(const Document& document, const Leaf& leaf) {
     bytes += some;
   }
   return bytes;
-}
-
-Result<uint64_t> archive_length(const TorchArchive& archive) {
-  Output counter;
-  ZipWriter zip(counter);
-  RETURN_IF_ERROR(zip.record("data.pkl", archive.pickle));
-  RETURN_IF_ERROR(zip.record(".format_version", "1"));
-  RETURN_IF_ERROR(zip.record(".storage_alignment", "64"));
-  RETURN_IF_ERROR(zip.record("byteorder", "little"));
-  for (size_t i = 0; i < archive.storages.size(); ++i) {
-    RETURN_IF_ERROR(zip.begin("data/" + std::to_string(i), archive.storages[i].bytes));
-    RETURN_IF_ERROR(zip.skip(archive.storages[i].bytes));
-    RETURN_IF_ERROR(zip.end());
-  }
-  RETURN_IF_ERROR(zip.close());
-  return counter.position();
 }
 
 }  // namespace lowbit::ckpt

@@ -4,7 +4,6 @@
 #pragma once
 
 #include "container/document/document.h"
-#include "container/document/torch_archive.h"
 #include "container/manifest/box.h"
 
 namespace lowbit::ckpt {
@@ -29,8 +28,5 @@ Result<Leaf> subclass_chunk(const Document& document, const Leaf& leaf, const Ch
 Result<uint64_t> kept_bytes(const Document& document, const Leaf& leaf);
 /// The same of a chunk of a directory.
 Result<uint64_t> kept_bytes(const Manifest& manifest, const Tensor& tensor, const Chunk& chunk);
-
-/// The size of the item that `write_archive` writes.
-Result<uint64_t> archive_length(const TorchArchive& archive);
 
 }  // namespace lowbit::ckpt

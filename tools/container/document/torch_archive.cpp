@@ -7,6 +7,7 @@
 #include "container/document/tree.h"
 #include "container/manifest/record_reader.h"
 #include "container/pickled/globals.h"
+#include "container/pickled/tensor_node.h"
 #include "io/text.h"
 #include "pickle/writer.h"
 
@@ -103,14 +104,7 @@ class Pickler {
   }
 
   void tensor(const Leaf& l) {
-    const Alias* alias = alias_of(l);
-    const Gradient gradient = l.stored != nullptr ? l.stored->gradient : Gradient{};
-    if (gradient.parameter) w_.global("torch._utils", "_rebuild_parameter");
-    dense(l, alias, !gradient.parameter && gradient.requires_grad);
-    if (!gradient.parameter) return;
-    w_.boolean(gradient.requires_grad);
-    ordered_dict();
-    w_.tuple(3).put().call().put();
+    dense(l, alias_of(l), l.stored != nullptr ? l.stored->gradient : Gradient{});
   }
 
   /// How the leaf shares the storage that it has in the source; null where it gets one of its own.
@@ -131,41 +125,22 @@ class Pickler {
     const uint64_t width = static_cast<uint64_t>(l.dtype->bytes);
     const bool viewed = shares_ && l.stored != nullptr && l.stored->alias;
     const std::string tied = !l.tied.empty() ? l.tied : viewed ? view_key(*l.stored) : "";
-    if (alias == nullptr && !tied.empty()) {
-      const auto [known, is_new] = tied_.try_emplace(tied, out_.storages.size());
-      if (is_new) out_.storages.push_back({&l, false, l.bytes()});
-      return known->second;
-    }
     if (alias == nullptr) {
-      out_.storages.push_back({&l, false, l.bytes()});
-      return out_.storages.size() - 1;
+      const size_t next = out_.storages.size();
+      const size_t number = tied.empty() ? next : tied_.try_emplace(tied, next).first->second;
+      if (number == next) out_.storages.push_back({&l, false, l.bytes()});
+      return number;
     }
     const auto [known, is_new] = shared_.try_emplace(alias->storage, out_.storages.size());
     if (is_new) out_.storages.push_back({&l, true, alias->elements * width});
     return known->second;
   }
 
-  void dense(const Leaf& l, const Alias* alias, bool requires_grad) {
-    const bool is_typed = l.dtype->storage[0] != '\0';
+  void dense(const Leaf& l, const Alias* alias, const Gradient& gradient) {
     const size_t number = storage(l, alias);
-    const uint64_t bytes = out_.storages[number].bytes;
-    w_.global("torch._utils", is_typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
-    w_.mark().text("storage");
-    if (is_typed) {
-      w_.global("torch", l.dtype->storage);
-    } else {
-      w_.global("torch.storage", "UntypedStorage");
-    }
-    const uint64_t count = is_typed ? bytes / static_cast<uint64_t>(l.dtype->bytes) : bytes;
-    w_.own_text(std::to_string(number)).text("cpu").integer(static_cast<int64_t>(count));
-    w_.tuple(5).put().persistent();
-    w_.integer(alias == nullptr ? 0 : static_cast<int64_t>(alias->first));
-    sizes(l.shape);
-    sizes(alias == nullptr ? row_major(l.shape) : alias->stride);
-    w_.boolean(requires_grad);
-    ordered_dict();
-    if (!is_typed) w_.global("torch", l.dtype->name);
-    w_.tuple(7).put().call().put();
+    write_tensor(w_, {*l.dtype, std::to_string(number), out_.storages[number].bytes,
+                      alias == nullptr ? 0 : alias->first, l.shape,
+                      alias == nullptr ? row_major(l.shape) : alias->stride, gradient});
   }
 
   void subclass(const Leaf& l) {
@@ -191,7 +166,7 @@ class Pickler {
     write_entries(w_, l.parts.size() + extra.size() / 2, false, [&](size_t i) {
       if (i < l.parts.size()) {
         w_.text(l.parts[i].path[0].name);
-        dense(l.parts[i], nullptr, false);
+        dense(l.parts[i], nullptr, {});
       } else {
         write_value(w_, extra[2 * (i - l.parts.size())]);
         write_value(w_, extra[2 * (i - l.parts.size()) + 1]);
@@ -215,13 +190,21 @@ class Pickler {
 Status for_record(const Manifest& manifest, const Leaf& leaf, uint64_t piece,
                   const std::function<Status(const char*, uint64_t)>& use) {
   ASSIGN_OR_RETURN(stored, manifest.container->stored(*leaf.stored, leaf.stored->chunks[0]));
-  const Record& record = stored.parts[0].second.record;
-  RecordReader& reader = manifest.container->reader();
-  std::string buffer;
-  for (uint64_t at = 0; at < record.size; at += buffer.size()) {
-    buffer.resize(std::min(piece, record.size - at));
-    RETURN_IF_ERROR(reader.read(record, at, buffer.data(), buffer.size(), printable(leaf.name())));
-    RETURN_IF_ERROR(use(buffer.data(), buffer.size()));
+  return manifest.container->reader().read_all(stored.parts[0].second.record, piece,
+                                               printable(leaf.name()), use);
+}
+
+/// Writes all records; `fill` writes the bytes of a storage.
+template <class Fill>
+Status write_records(ZipWriter& zip, const TorchArchive& archive, const Fill& fill) {
+  RETURN_IF_ERROR(zip.record("data.pkl", archive.pickle));
+  RETURN_IF_ERROR(zip.record(".format_version", "1"));
+  RETURN_IF_ERROR(zip.record(".storage_alignment", "64"));
+  RETURN_IF_ERROR(zip.record("byteorder", "little"));
+  for (size_t i = 0; i < archive.storages.size(); ++i) {
+    RETURN_IF_ERROR(zip.begin("data/" + std::to_string(i), archive.storages[i].bytes));
+    RETURN_IF_ERROR(fill(archive.storages[i]));
+    RETURN_IF_ERROR(zip.end());
   }
   return fine();
 }
@@ -280,32 +263,30 @@ std::string archive_folder(const std::string& path) {
   return name.empty() || !is_utf8(name, false) ? "archive" : name;
 }
 
+Result<uint64_t> archive_length(const TorchArchive& archive) {
+  Output counter;
+  ZipWriter zip(counter);
+  RETURN_IF_ERROR(
+      write_records(zip, archive, [&](const TorchStorage& s) { return zip.skip(s.bytes); }));
+  RETURN_IF_ERROR(zip.close());
+  return counter.position();
+}
+
 Status write_archive(ZipWriter& zip, const TorchArchive& archive, const Document& document,
                      uint64_t piece, const std::function<Status(uint64_t)>& wrote) {
-  RETURN_IF_ERROR(zip.record("data.pkl", archive.pickle));
-  RETURN_IF_ERROR(zip.record(".format_version", "1"));
-  RETURN_IF_ERROR(zip.record(".storage_alignment", "64"));
-  RETURN_IF_ERROR(zip.record("byteorder", "little"));
   uint64_t done = 0;
-  for (size_t i = 0; i < archive.storages.size(); ++i) {
-    const TorchStorage& s = archive.storages[i];
-    RETURN_IF_ERROR(zip.begin("data/" + std::to_string(i), s.bytes));
-    const auto put = [&](const char* data, uint64_t bytes) -> Status {
-      RETURN_IF_ERROR(zip.data(data, bytes));
-      done += bytes;
-      return wrote(done);
-    };
-    if (s.whole) {
-      RETURN_IF_ERROR(for_record(*document.manifest, *s.leaf, piece, put));
-    } else {
-      const auto width = static_cast<uint64_t>(s.leaf->dtype->bytes);
-      RETURN_IF_ERROR(for_elements(
-          *s.leaf, 0, volume(s.leaf->shape), piece,
-          [&](const char* data, uint64_t, uint64_t count) { return put(data, count * width); }));
-    }
-    RETURN_IF_ERROR(zip.end());
-  }
-  return fine();
+  const auto put = [&](const char* data, uint64_t bytes) -> Status {
+    RETURN_IF_ERROR(zip.data(data, bytes));
+    done += bytes;
+    return wrote(done);
+  };
+  return write_records(zip, archive, [&](const TorchStorage& s) {
+    if (s.whole) return for_record(*document.manifest, *s.leaf, piece, put);
+    const auto width = static_cast<uint64_t>(s.leaf->dtype->bytes);
+    return for_elements(
+        *s.leaf, 0, volume(s.leaf->shape), piece,
+        [&](const char* data, uint64_t, uint64_t count) { return put(data, count * width); });
+  });
 }
 
 }  // namespace lowbit::ckpt

@@ -35,6 +35,8 @@ Result<TorchArchive> torch_archive(const Document& document);
 
 /// The folder inside the zip of a file: its name without the last suffix, as torch calls it.
 std::string archive_folder(const std::string& path);
+/// The size of the item that `write_archive` writes.
+Result<uint64_t> archive_length(const TorchArchive& archive);
 /// Writes all records of the archive; the caller closes `zip`. `wrote` is called with the bytes of
 /// tensors written so far.
 Status write_archive(ZipWriter& zip, const TorchArchive& archive, const Document& document,

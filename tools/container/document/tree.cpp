@@ -62,8 +62,9 @@ class Grower {
   Status finish() {
     for (TreeNode& node : nodes) {
       if (node.kind != Kind::kList && node.kind != Kind::kTuple) continue;
-      std::sort(node.children.begin(), node.children.end(),
-                [](const auto& a, const auto& b) { return a.first.number < b.first.number; });
+      std::ranges::sort(node.children, [](const auto& a, const auto& b) {
+        return a.first.number < b.first.number;
+      });
       for (size_t i = 0; i < node.children.size(); ++i) {
         if (node.children[i].first.number != static_cast<int64_t>(i))
           return bad("a list has nothing at place " + std::to_string(i) +

@@ -25,11 +25,10 @@ Result<WriteReport> write_container(ContainerKind kind, const Document& document
       return write_safetensors(document, path, options);
     case ContainerKind::kZero:
     case ContainerKind::kUniversal:
-      return Error{Exit::kUsage, "a folder of DeepSpeed is not written by this way"};
+      return usage("a folder of DeepSpeed is not written by this way");
     default:
-      return Error{
-          Exit::kUsage,
-          "files of torch before 1.6 are read, not written; write a torch.save zip instead"};
+      return usage(
+          "files of torch before 1.6 are read, not written; write a torch.save zip instead");
   }
 }
 

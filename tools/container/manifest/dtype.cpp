@@ -1,6 +1,7 @@
 #include "container/manifest/dtype.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace lowbit::ckpt {
 namespace {
@@ -74,6 +75,28 @@ Shape row_major(const Shape& shape) {
   for (size_t i = shape.size(); i-- > 1;)
     stride[i - 1] = stride[i] * std::max<int64_t>(shape[i], 1);
   return stride;
+}
+
+bool is_row_major(const Shape& shape, const Shape& stride) {
+  const Shape dense = row_major(shape);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (shape[d] > 1 && stride[d] != dense[d]) return false;
+  }
+  return true;
+}
+
+uint64_t position(const Shape& at, const Shape& stride) {
+  return static_cast<uint64_t>(
+      std::inner_product(at.begin(), at.end(), stride.begin(), int64_t{0}));
+}
+
+Shape index_of(const Shape& shape, uint64_t element) {
+  Shape at;
+  for (const int64_t stride : row_major(shape)) {
+    at.push_back(static_cast<int64_t>(element / static_cast<uint64_t>(stride)));
+    element %= static_cast<uint64_t>(stride);
+  }
+  return at;
 }
 
 std::string shape_text(const Shape& shape) {

@@ -31,6 +31,12 @@ Result<uint64_t> elements(const Shape& shape, const std::string& what);
 uint64_t volume(const Shape& shape);
 /// Row-major strides, in elements.
 Shape row_major(const Shape& shape);
+/// Whether elements with these strides lie row-major; strides of dimensions of one do not count.
+bool is_row_major(const Shape& shape, const Shape& stride);
+/// The place of an element in memory: its index along each dimension times that one's stride.
+uint64_t position(const Shape& at, const Shape& stride);
+/// The indices of an element by its row-major number.
+Shape index_of(const Shape& shape, uint64_t element);
 std::string shape_text(const Shape& shape);
 
 }  // namespace lowbit::ckpt

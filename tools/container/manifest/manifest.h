@@ -93,6 +93,7 @@ struct Payload {
   uint64_t first = 0;
   Record record;
 };
+inline bool is_row_major(const Payload& p) { return is_row_major(p.shape, p.stride); }
 
 /// The content of a chunk's item: a plain tensor (one part without a name), or a tensor subclass
 /// with its inner tensors and attributes (torchao's OptimState8bit).

@@ -30,6 +30,17 @@ Status RecordReader::read(const Record& record, uint64_t at, void* out, uint64_t
   return hold(record, at, out, bytes, what);
 }
 
+Status RecordReader::read_all(const Record& record, uint64_t limit, const std::string& what,
+                              const std::function<Status(const char*, uint64_t)>& use) {
+  std::string buffer;
+  for (uint64_t at = 0; at < record.size; at += buffer.size()) {
+    buffer.resize(std::min(limit, record.size - at));
+    RETURN_IF_ERROR(read(record, at, buffer.data(), buffer.size(), what));
+    RETURN_IF_ERROR(use(buffer.data(), buffer.size()));
+  }
+  return fine();
+}
+
 Status RecordReader::hold(const Record& record, uint64_t at, const void* data, uint64_t bytes,
                           const std::string& what) {
   const auto p = progress(record, what);
@@ -44,8 +55,8 @@ Status RecordReader::add(Progress& p, uint64_t at, const char* data, uint64_t by
   auto& parts = p.parts;
   while (at < end) {
     // The first part that ends behind `at`: what lies before it is new.
-    const auto next = std::partition_point(parts.begin(), parts.end(),
-                                           [at](const Part& q) { return q.end <= at; });
+    const auto next =
+        std::ranges::partition_point(parts, [at](const Part& q) { return q.end <= at; });
     if (next != parts.end() && next->begin <= at) {
       const uint64_t known = std::min(end, next->end) - at;
       at += known;

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -23,6 +24,9 @@ class RecordReader {
   /// `what` names the owner in errors.
   Status read(const Record& record, uint64_t at, void* out, uint64_t bytes,
               const std::string& what);
+  /// Reads a whole record: calls `use(bytes, count)` with pieces of at most `limit` bytes.
+  Status read_all(const Record& record, uint64_t limit, const std::string& what,
+                  const std::function<Status(const char*, uint64_t)>& use);
   /// Adds bytes of a record that were read in another way to its checksum.
   Status hold(const Record& record, uint64_t at, const void* data, uint64_t bytes,
               const std::string& what);

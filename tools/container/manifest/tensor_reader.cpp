@@ -49,8 +49,8 @@ Status TensorReader::read(const Tensor& tensor, const Box& box, char* out) {
   auto last = tensor.chunks.end();
   if (!box.shape.empty()) {
     const int64_t end = box.offset[0] + box.shape[0];
-    last = std::partition_point(tensor.chunks.begin(), tensor.chunks.end(),
-                                [end](const Chunk& c) { return c.offset[0] < end; });
+    last = std::ranges::partition_point(tensor.chunks,
+                                        [end](const Chunk& c) { return c.offset[0] < end; });
   }
   uint64_t left = volume(box.shape);
   for (auto chunk = last; chunk != tensor.chunks.begin() && left > 0;) {
@@ -62,9 +62,7 @@ Status TensorReader::read(const Tensor& tensor, const Box& box, char* out) {
     Box inner = common;
     for (size_t d = 0; d < inner.offset.size(); ++d) inner.offset[d] -= chunk->offset[d];
     const Shape to = row_major(box.shape);
-    uint64_t first = 0;
-    for (size_t d = 0; d < box.shape.size(); ++d)
-      first += static_cast<uint64_t>((common.offset[d] - box.offset[d]) * to[d]);
+    const uint64_t first = position(common.offset, to) - position(box.offset, to);
     const Record& record = payload->record;
     if (const Status done =
             take(*payload, inner, to, out + first * static_cast<uint64_t>(tensor.dtype->bytes),

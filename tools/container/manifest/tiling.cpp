@@ -29,7 +29,7 @@ Error overlapping(const Tensor& t, const Chunk& a, const Chunk& b) {
 Status check_disjoint(const Tensor& t, Boxes boxes, size_t d) {
   if (boxes.size() < 2) return fine();
   if (d == t.shape.size()) return overlapping(t, *boxes[0], *boxes[1]);
-  std::sort(boxes.begin(), boxes.end(), [d](const Chunk* a, const Chunk* b) {
+  std::ranges::sort(boxes, [d](const Chunk* a, const Chunk* b) {
     return std::pair(a->offset[d], a->shape[d]) < std::pair(b->offset[d], b->shape[d]);
   });
   bool slabs = true;

@@ -99,41 +99,15 @@ Result<Value> read_value(const File& file, const FileExtent& extent, const std::
                      std::max(kAlways, value_limit(pickle, extent.length)));
 }
 
-namespace {
-
-/// The pickle of a tensor in the words, and with the memo, of torch.save.
-std::string tensor_pickle(const Dtype& dtype, const Shape& shape) {
-  const bool typed = dtype.storage[0] != '\0';
-  const uint64_t count = volume(shape), bytes = count * static_cast<uint64_t>(dtype.bytes);
-  PickleWriter w(2);
-  w.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
-  w.mark().text("storage");
-  if (typed) {
-    w.global("torch", dtype.storage);
-  } else {
-    w.global("torch.storage", "UntypedStorage");
-  }
-  w.text("0").text("cpu").integer(static_cast<int64_t>(typed ? count : bytes)).tuple(5).put();
-  w.persistent().integer(0);
-  const auto sizes = [&w](const Shape& s) {
-    w.integers(s);
-    if (!s.empty()) w.put();
-  };
-  sizes(shape);
-  sizes(row_major(shape));
-  w.boolean(false).global("collections", "OrderedDict").tuple(0).call().put();
-  if (!typed) w.global("torch", dtype.name);
-  return w.tuple(7).put().call().put().finish();
-}
-
-}  // namespace
-
 Status begin_tensor(ZipWriter& zip, const Dtype& dtype, const Shape& shape) {
-  RETURN_IF_ERROR(zip.record("data.pkl", tensor_pickle(dtype, shape)));
+  PickleWriter pickle(2);
+  const uint64_t bytes = volume(shape) * static_cast<uint64_t>(dtype.bytes);
+  write_tensor(pickle, {dtype, "0", bytes, 0, shape, row_major(shape)});
+  RETURN_IF_ERROR(zip.record("data.pkl", pickle.finish()));
   RETURN_IF_ERROR(zip.record(".format_version", "1"));
   RETURN_IF_ERROR(zip.record(".storage_alignment", "64"));
   RETURN_IF_ERROR(zip.record("byteorder", "little"));
-  return zip.begin("data/0", volume(shape) * static_cast<uint64_t>(dtype.bytes));
+  return zip.begin("data/0", bytes);
 }
 
 Status finish_tensor(ZipWriter& zip) {

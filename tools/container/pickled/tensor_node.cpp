@@ -42,7 +42,7 @@ Status check_strides(const Payload& t, uint64_t held, const std::string& what) {
     if (t.shape[d] > 1 && t.stride[d] != 0)
       steps.emplace_back(static_cast<uint64_t>(t.stride[d]), static_cast<uint64_t>(t.shape[d]));
   }
-  std::sort(steps.begin(), steps.end());
+  std::ranges::sort(steps);
   uint64_t reach = 0;  // the furthest element, from the first
   for (const auto& [stride, size] : steps) {
     if (stride <= reach)
@@ -276,6 +276,32 @@ class TensorParser {
 };
 
 }  // namespace
+
+void write_tensor(PickleWriter& to, const StorageView& view) {
+  const bool typed = view.dtype.storage[0] != '\0', parameter = view.gradient.parameter;
+  const auto sizes = [&to](const Shape& shape) {
+    to.integers(shape);
+    if (!shape.empty()) to.put();
+  };
+  const auto no_hooks = [&to] { to.global("collections", "OrderedDict").tuple(0).call().put(); };
+  if (parameter) to.global("torch._utils", "_rebuild_parameter");
+  to.global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3").mark();
+  to.mark().text("storage");
+  to.global(typed ? "torch" : "torch.storage", typed ? view.dtype.storage : "UntypedStorage");
+  const uint64_t count = typed ? view.bytes / static_cast<uint64_t>(view.dtype.bytes) : view.bytes;
+  to.own_text(view.key).text("cpu").integer(static_cast<int64_t>(count)).tuple(5).put();
+  to.persistent().integer(static_cast<int64_t>(view.first));
+  sizes(view.shape);
+  sizes(view.stride);
+  to.boolean(view.gradient.requires_grad && !parameter);
+  no_hooks();
+  if (!typed) to.global("torch", view.dtype.name);
+  to.tuple(7).put().call().put();
+  if (!parameter) return;
+  to.boolean(view.gradient.requires_grad);
+  no_hooks();
+  to.tuple(3).put().call().put();
+}
 
 Status for_storages(const Pickle& pickle, const std::function<Status(const StorageName&)>& use) {
   const std::string what;

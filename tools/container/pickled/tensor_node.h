@@ -1,5 +1,5 @@
-// Tensors in pickles: the one parser for items of a DCP directory, torch.save's archives, and its
-// legacy files.
+// Tensors in pickles: the one parser and the one writer for items of a DCP directory, torch.save's
+// archives, and its legacy files.
 #pragma once
 
 #include <functional>
@@ -7,6 +7,7 @@
 
 #include "container/manifest/manifest.h"
 #include "pickle/reader.h"
+#include "pickle/writer.h"
 
 namespace lowbit::ckpt {
 
@@ -38,6 +39,18 @@ struct TensorNode {
   bool is_expanded = false;  // a dimension of stride 0: one value stands for many elements
   std::string dropped;       // what is not kept ("attributes of a tensor"); usually empty
 };
+
+/// A tensor to be written: how it views a storage of so many bytes, which is called `key`.
+struct StorageView {
+  const Dtype& dtype;
+  std::string key;
+  uint64_t bytes;
+  uint64_t first;  // in elements
+  Shape shape, stride;
+  Gradient gradient = {};
+};
+/// Writes it in the words, and with the memo, of torch.save.
+void write_tensor(PickleWriter& to, const StorageView& view);
 
 /// Calls `use` with each storage that a pickle names anywhere, also in objects that are not looked
 /// at, until it fails. One that is not named as torch does is left out.

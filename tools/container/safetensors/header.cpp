@@ -89,8 +89,8 @@ const SafetensorsDtype* find_safetensors(std::string_view name) {
     for (size_t i = 0; i < v.size(); ++i) v[i].rank = static_cast<int>(i);
     return v;
   }();
-  const auto found = std::find_if(all.begin(), all.end(),
-                                  [&](const SafetensorsDtype& d) { return name == d.name; });
+  const auto found =
+      std::ranges::find_if(all, [&](const SafetensorsDtype& d) { return name == d.name; });
   return found == all.end() ? nullptr : &*found;
 }
 
@@ -131,9 +131,8 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, uint64_t room
       continue;
     }
     if (name.empty()) out.warnings.push_back("a tensor has an empty name");
-    const bool control = std::any_of(name.begin(), name.end(), [](char c) {
-      return static_cast<unsigned char>(c) < 0x20 || c == 0x7f;
-    });
+    const bool control = std::ranges::any_of(
+        name, [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; });
     if (control || name.size() > 1024 || name.find("..") != std::string::npos)
       out.warnings.push_back("a tensor has the unusual name " + printable(name));
     ASSIGN_OR_RETURN(parsed, entry(name, given, room, out, what));
@@ -141,10 +140,9 @@ Result<SafetensorsHeader> parse_safetensors(std::string_view json, uint64_t room
       out.warnings.push_back(printable(name) + ": is not aligned to its dtype");
     out.entries.push_back(std::move(parsed));
   }
-  std::stable_sort(out.entries.begin(), out.entries.end(),
-                   [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
-                     return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
-                   });
+  std::ranges::stable_sort(out.entries, [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
+    return std::pair(a.begin, a.end) < std::pair(b.begin, b.end);
+  });
   uint64_t at = 0;
   for (const SafetensorsEntry& e : out.entries) {
     if (e.begin != at)

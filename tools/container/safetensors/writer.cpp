@@ -53,7 +53,7 @@ class SafetensorsPlan {
 
   /// Largest dtypes first, as the format's own writer does, so that all are aligned.
   void sort() {
-    std::sort(members.begin(), members.end(), [](const Member& a, const Member& b) {
+    std::ranges::sort(members, [](const Member& a, const Member& b) {
       const int x = find_safetensors(*a.entry.dtype)->rank,
                 y = find_safetensors(*b.entry.dtype)->rank;
       return x != y ? x > y : a.entry.name < b.entry.name;
@@ -113,8 +113,7 @@ Result<WriteReport> write_safetensors(const Document& document, const std::strin
   }
   std::vector<std::pair<std::string, std::string>> metadata;
   if (document.manifest != nullptr) metadata = document.manifest->texts;
-  if (std::none_of(metadata.begin(), metadata.end(),
-                   [](const auto& entry) { return entry.first == "format"; }))
+  if (std::ranges::none_of(metadata, [](const auto& entry) { return entry.first == "format"; }))
     metadata.emplace_back("format", "pt");
   constexpr const char* kInstead = "; write a torch.save file or a directory";
   if (!plan.is_flat()) {

@@ -61,9 +61,8 @@ Status check_small_records(const File& file, const ZipIndex& index, const ZipSto
   if (version == nullptr) return bad(what + ": has no version record, so torch did not write it");
   ASSIGN_OR_RETURN(text, content(file, index, *version, 16, what));
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.pop_back();
-  const bool digits =
-      !text.empty() && text.size() < 3 &&
-      std::all_of(text.begin(), text.end(), [](char c) { return c >= '0' && c <= '9'; });
+  const bool digits = !text.empty() && text.size() < 3 &&
+                      std::ranges::all_of(text, [](char c) { return c >= '0' && c <= '9'; });
   if (!digits || std::stoi(text) < 1 || std::stoi(text) > 10)
     return bad(what + ": has the version " + printable(text) + ", which is not known");
   return fine();
@@ -113,9 +112,8 @@ Result<Manifest> read_indexed(const std::shared_ptr<Archive>& archive, const Fil
     if (!storages.used(name.key)) hidden.insert(name.key);
     return fine();
   }));
-  const bool opaque = std::any_of(m.blobs.begin(), m.blobs.end(), [](const Blob& blob) {
-    return blob.value && blob.value->is_opaque();
-  });
+  const bool opaque = std::ranges::any_of(
+      m.blobs, [](const Blob& blob) { return blob.value && blob.value->is_opaque(); });
   if (!hidden.empty() && opaque)
     m.facts.push_back(std::to_string(hidden.size()) +
                       " tensors belong to opaque objects and are not read");
@@ -129,7 +127,7 @@ Result<Manifest> read_indexed(const std::shared_ptr<Archive>& archive, const Fil
     if (r.name.starts_with("data/") && !storages.used(r.name.substr(5))) {
       m.warnings.push_back("no tensor uses the record " + printable(r.name));
     } else if (!r.name.starts_with("data/") &&
-               std::find(std::begin(kKnown), std::end(kKnown), r.name) == std::end(kKnown)) {
+               std::ranges::find(kKnown, r.name) == std::end(kKnown)) {
       if (unknown++ < 3)
         m.warnings.push_back("has an unknown record " + printable(r.name) + "; not read");
     }

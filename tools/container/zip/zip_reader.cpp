@@ -165,8 +165,8 @@ class ZipReader {
       return bad(what_ + ": the zip has bytes between its records and its directory");
     std::vector<std::string> names;
     for (const ZipRecord& r : index.records) names.push_back(r.name);
-    std::sort(names.begin(), names.end());
-    if (std::adjacent_find(names.begin(), names.end()) != names.end())
+    std::ranges::sort(names);
+    if (std::ranges::adjacent_find(names) != names.end())
       return bad(what_ + ": the zip has two records of one name");
     return index;
   }
@@ -185,15 +185,16 @@ class ZipReader {
     if (b.at != bytes.size())
       return bad(what_ + ": the zip directory has bytes behind its entries");
     RETURN_IF_ERROR(check_method(entries));
-    std::sort(entries.begin(), entries.end(),
-              [](const DirectoryEntry& a, const DirectoryEntry& c) { return a.header < c.header; });
+    std::ranges::sort(entries, [](const DirectoryEntry& a, const DirectoryEntry& c) {
+      return a.header < c.header;
+    });
     return entries;
   }
 
   /// Nothing may be compressed. The code of a TorchScript program is.
   Status check_method(const std::vector<DirectoryEntry>& entries) const {
     const auto ends = [&](const char* name) {
-      return std::any_of(entries.begin(), entries.end(), [&](const DirectoryEntry& e) {
+      return std::ranges::any_of(entries, [&](const DirectoryEntry& e) {
         const size_t slash = e.name.find('/');
         return slash != std::string::npos && e.name.substr(slash + 1).starts_with(name);
       });

@@ -29,7 +29,7 @@ class BufferedFile : public File {
         offset >= begin_ && end_ <= size() && offset <= end_ && bytes <= end_ - offset;
     if (!inside || bytes > kBlock / 2) return file_.read(offset, out, bytes);
     const auto holds = [&](const Block& b) { return b.begin <= offset && offset + bytes <= b.end; };
-    auto found = std::find_if(blocks_.begin(), blocks_.end(), holds);
+    auto found = std::ranges::find_if(blocks_, holds);
     if (found == blocks_.end()) {
       found = blocks_.begin() + oldest_;
       oldest_ = 1 - oldest_;

@@ -165,7 +165,7 @@ Result<std::vector<std::string>> LocalDirectory::list() const {
   std::vector<std::string> names;
   while (const dirent* entry = ::readdir(dir)) names.emplace_back(entry->d_name);
   ::closedir(dir);
-  std::sort(names.begin(), names.end());
+  std::ranges::sort(names);
   return names;
 }
 
@@ -281,9 +281,8 @@ void FileSet::keep(uint32_t number, std::shared_ptr<const File> file) {
     return held.size() >= max_made() || (held.size() >= kMinMade && made_bytes_ > kMaxMadeBytes);
   };
   while (full()) {
-    const auto oldest = std::min_element(held.begin(), held.end(), [&](uint32_t a, uint32_t b) {
-      return files_[a].used < files_[b].used;
-    });
+    const auto oldest = std::ranges::min_element(
+        held, [&](uint32_t a, uint32_t b) { return files_[a].used < files_[b].used; });
     if (is_made) made_bytes_ -= files_[*oldest].file->size();
     files_[*oldest].file = nullptr;
     held.erase(oldest);

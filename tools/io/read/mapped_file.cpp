@@ -70,7 +70,7 @@ bool map_around(char* begin, uint64_t bytes, uint64_t page) {
   }
   std::vector<unsigned char> pages((bytes + page - 1) / page);
   return ::mincore(begin, bytes, pages.data()) == 0 &&
-         std::all_of(pages.begin(), pages.end(), [](unsigned char p) { return (p & 1) != 0; });
+         std::ranges::all_of(pages, [](unsigned char p) { return (p & 1) != 0; });
 }
 
 /// Whether mincore tells of this file; of others it says that all pages are there.

@@ -25,6 +25,11 @@ Result<PathKind> path_kind(const std::string& path) {
   return S_ISFIFO(info.st_mode) ? PathKind::kPipe : PathKind::kOther;
 }
 
+bool is_file(const std::string& path) {
+  const auto kind = path_kind(path);
+  return kind.ok() && kind.value() == PathKind::kFile;
+}
+
 Result<std::shared_ptr<Directory>> open_folder(const std::string& path) {
   return is_url(path) ? open_store_folder(path) : Directory::local(path);
 }

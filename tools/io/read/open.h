@@ -10,6 +10,8 @@ namespace lowbit::ckpt {
 
 /// By a path or a URL; links are followed. kMissing leaves why in `errno`.
 Result<PathKind> path_kind(const std::string& path);
+/// Whether that can be told to be a file.
+bool is_file(const std::string& path);
 
 Result<std::shared_ptr<Directory>> open_folder(const std::string& path);
 

@@ -26,9 +26,8 @@ const StoreCache::Window* StoreCache::find(Object& object, uint64_t at) {
 uint64_t StoreCache::ahead_of(Object& object, uint64_t offset, uint64_t end) {
   auto& streams = object.streams;
   // A row's padding or an item's header between two reads is not a jump.
-  const auto mine = std::find_if(streams.begin(), streams.end(), [&](const Stream& s) {
-    return s.end <= offset && offset - s.end <= kBlock;
-  });
+  const auto mine = std::ranges::find_if(
+      streams, [&](const Stream& s) { return s.end <= offset && offset - s.end <= kBlock; });
   if (mine == streams.end()) {
     if (streams.size() == kStreams) streams.pop_back();
     streams.push_front({end, 0});

@@ -92,7 +92,7 @@ std::vector<fs::directory_entry> entries_of(const std::string& path) {
   fs::directory_iterator entries(path, error);
   for (; !error && entries != fs::directory_iterator(); entries.increment(error))
     out.push_back(*entries);
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -177,7 +177,7 @@ Result<FolderContent> folder_content(const std::string& path) {
   }
   if (error) return unlisted(error);
   if (!out.universal) out.others.insert(out.others.end(), of_deepspeed.begin(), of_deepspeed.end());
-  std::sort(out.others.begin(), out.others.end());
+  std::ranges::sort(out.others);
   return out;
 }
 

@@ -170,9 +170,9 @@ Status NewDirectory::take_place() {
   const unsigned flags = replace_ ? RENAME_EXCHANGE : RENAME_NOREPLACE;
   const std::string what = "cannot rename " + printable(temporary_) + " to " + printable(path_);
   const auto exists = [this] {
-    return Error{Exit::kUsage, printable(path_) +
-                                   " was created by another program during the write; "
-                                   "--force replaces it"};
+    return usage(printable(path_) +
+                 " was created by another program during the write; "
+                 "--force replaces it");
   };
   if (::renameat2(AT_FDCWD, temporary_.c_str(), AT_FDCWD, path_.c_str(), flags) == 0) {
     if (replace_) old_ = temporary_;

@@ -51,7 +51,7 @@ Status NewFile::check(const std::string& path, bool replace,
   RETURN_IF_ERROR(check_no_stream(path));
   const std::string parent = parent_of(path), name = path.substr(parent.size());
   if (name.empty() || name == "." || name == "..")
-    return Error{Exit::kUsage, "'" + printable(path) + "' does not name a file to write"};
+    return usage("'" + printable(path) + "' does not name a file to write");
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
   for (const std::string& source : sources) {
@@ -60,27 +60,26 @@ Status NewFile::check(const std::string& path, bool replace,
                       other.st_dev == info.st_dev && other.st_ino == info.st_ino;
     // Or the zip around a file that is read.
     if (same || (exists && S_ISREG(info.st_mode) && inside(source, path)))
-      return Error{Exit::kUsage, printable(path) + " is the source; choose another target"};
+      return usage(printable(path) + " is the source; choose another target");
     if (exists && inside(source, path))
-      return Error{Exit::kUsage, printable(path) + " holds the source " + printable(source) +
-                                     "; choose another target"};
+      return usage(printable(path) + " holds the source " + printable(source) +
+                   "; choose another target");
   }
   if (exists && !S_ISREG(info.st_mode))
-    return Error{Exit::kUsage, printable(path) + " exists and is " +
-                                   (S_ISDIR(info.st_mode) ? "a folder" : "not a regular file") +
-                                   "; choose another name for the file"};
+    return usage(printable(path) + " exists and is " +
+                 (S_ISDIR(info.st_mode) ? "a folder" : "not a regular file") +
+                 "; choose another name for the file");
   const Content content = exists ? content_of(path) : Content::kNothing;
   if (content == Content::kOther)
-    return Error{Exit::kUsage, printable(path) +
-                                   " exists and is neither a checkpoint nor a page, "
-                                   "which --force does not replace; choose another name"};
-  if (exists && !replace)
-    return Error{Exit::kUsage, printable(path) + " exists; --force replaces it"};
+    return usage(printable(path) +
+                 " exists and is neither a checkpoint nor a page, "
+                 "which --force does not replace; choose another name");
+  if (exists && !replace) return usage(printable(path) + " exists; --force replaces it");
   // A page in a folder that is read is not part of it.
   for (const std::string& source : sources) {
     if (exists && content != Content::kPage && inside(path, source))
-      return Error{Exit::kUsage, printable(path) + " lies in the source " + printable(source) +
-                                     ", of which it may be a part; choose another target"};
+      return usage(printable(path) + " lies in the source " + printable(source) +
+                   ", of which it may be a part; choose another target");
   }
   if (!parent.empty() && ::stat(parent.c_str(), &info) != 0 && errno == ENOENT)
     return failed("cannot write " + printable(path) + ": there is no folder " + printable(parent));
@@ -91,9 +90,8 @@ Status NewFile::check_page(const std::string& path) {
   struct stat info;
   const bool checkpoint = ::lstat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode) &&
                           content_of(path) == Content::kCheckpoint;
-  return checkpoint ? Status(Error{Exit::kUsage, printable(path) +
-                                                     " is a checkpoint, which no page replaces; "
-                                                     "choose another name"})
+  return checkpoint ? Status(usage(printable(path) + " is a checkpoint, which no page replaces; "
+                                                     "choose another name"))
                     : fine();
 }
 
@@ -138,9 +136,9 @@ Status NewFile::commit() {
     if (done != 0 && errno != EEXIST) done = rename_new(temporary_, path_);
   }
   if (done != 0 && errno == EEXIST)
-    return Error{Exit::kUsage, printable(path_) +
-                                   " was created by another program during the write; "
-                                   "--force replaces it"};
+    return usage(printable(path_) +
+                 " was created by another program during the write; "
+                 "--force replaces it");
   if (done != 0)
     return failed("cannot rename " + printable(temporary_) + " to " + printable(path_) + ": " +
                   reason());

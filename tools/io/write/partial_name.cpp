@@ -78,7 +78,7 @@ std::vector<std::string> leftovers_of(const std::string& given) {
     if (name.starts_with(begin) && (is_partial(name) || name.ends_with(".old")))
       out.push_back(parent + name);
   }
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 

@@ -35,7 +35,7 @@ constexpr const char* kAgain = "remove that folder and start every part again";
 Result<bool> has_parts(const std::string& path) {
   ASSIGN_OR_RETURN(folder, open_folder(path));
   ASSIGN_OR_RETURN(names, folder->list());
-  return std::any_of(names.begin(), names.end(), [](const std::string& name) {
+  return std::ranges::any_of(names, [](const std::string& name) {
     // Not one that is being written: its plan was there when that began.
     return name.starts_with("part-") && name.find('.') == std::string::npos;
   });
