@@ -4,9 +4,9 @@
 
 #include "dialect/adafactor8bit/adafactor8bit.h"
 #include "dialect/adafactor8bit/rules.h"
-#include "dialect/model/formats.h"
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -38,7 +38,7 @@ struct MomentumReader : AdafactorEntry {
     const uint64_t blocks = std::min<uint64_t>(layout.blocks(), 1024);
     std::vector<uint16_t> codes(blocks * static_cast<uint64_t>(layout.block));
     RETURN_IF_ERROR(CodeReader(q.source, layout).read(0, codes.size(), codes.data()));
-    if (std::find(codes.begin(), codes.end(), 0) != codes.end()) return AdafactorMomentum::kNormal4;
+    if (std::ranges::find(codes, 0) != codes.end()) return AdafactorMomentum::kNormal4;
     uint64_t used = 0;
     for (uint64_t b = 0; b < blocks; ++b) {
       const auto* first = codes.data() + b * static_cast<uint64_t>(layout.block);
@@ -57,8 +57,7 @@ struct MomentumReader : AdafactorEntry {
     if (plain == nullptr && codes == nullptr) return fine();
     if (plain != nullptr) {
       State s = plain_state(name, *plain);
-      param.shape = s.shape;
-      param.known_shape = true;
+      param.learn(s.shape);
       param.states.push_back(std::move(s));
       return fine();
     }
@@ -98,8 +97,7 @@ struct MomentumReader : AdafactorEntry {
     ASSIGN_OR_RETURN(q, intact("m_q", "uint8"));
     ASSIGN_OR_RETURN(scale, intact("m_scale", "float32"));
     if (const auto shape = shape_in(entry, "m_shape")) {
-      param.shape = *shape;
-      param.known_shape = true;
+      param.learn(*shape);
     }
     ASSIGN_OR_RETURN(layout, layout_of(*q, *scale));
     const bool four = layout.bits == 4;
@@ -116,21 +114,14 @@ struct MomentumReader : AdafactorEntry {
       return fine();
     }
     s.values = block_floats(momentum_rule(kind), layout, q->source, {floats_of(*scale)});
-    const MatrixShape m = matrix_of(s.shape);
-    // The codes of three kinds are also lowbit's, where blocks end with rows.
+    // The codes of three kinds are also lowbit's.
     const char* same = kind == AdafactorMomentum::kDynamic4   ? "dynamic4"
                        : kind == AdafactorMomentum::kDynamic8 ? "dynamic8"
                        : kind == AdafactorMomentum::kUniform8 ? "uniform8"
                                                               : nullptr;
-    if (same != nullptr && (m.rows == 1 || m.cols % length == 0)) {
-      s.codes = Codes{.format = same,
-                      .bits = layout.bits,
-                      .rows = m.rows,
-                      .cols = m.cols,
-                      .block = length,
-                      .codes = four ? swapped_nibbles(q->source) : q->source,
-                      .scales = scale->source};
-    }
+    if (same != nullptr)
+      s.codes = codes_of_rows(s.shape, same, layout.bits, length,
+                              four ? swapped_nibbles(q->source) : q->source, scale->source);
     param.states.push_back(std::move(s));
     return fine();
   }

@@ -20,9 +20,9 @@
 #include <set>
 
 #include "dialect/adafactor8bit/rules.h"
-#include "dialect/model/formats.h"
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
+#include "dialect/requantize/nearest.h"
 #include "dialect/tree/weights.h"
 #include "io/text.h"
 
@@ -72,8 +72,7 @@ struct Adafactor8bitReader : AdafactorEntry {
     }
     s.is_signed = false;
     if (x == "variance") {
-      param.shape = s.shape;
-      param.known_shape = true;
+      param.learn(s.shape);
     }
     param.states.push_back(std::move(s));
     return fine();
@@ -106,11 +105,8 @@ struct Adafactor8bitReader : AdafactorEntry {
     if (blocks == 0 || stored % blocks != 0 || stored < count || stored - count >= stored / blocks)
       return bad(what(x) + ": " + std::to_string(stored) + " codes and " + std::to_string(blocks) +
                  " scales do not belong to a tensor of shape " + shape_text(*shape));
-    BlockLayout layout{.count = count,
-                       .block = static_cast<int64_t>(stored / blocks),
-                       .bits = wide ? 16 : 8,
-                       .coded = stored,
-                       .stored = stored};
+    BlockLayout layout{
+        .count = count, .block = static_cast<int64_t>(stored / blocks), .bits = wide ? 16 : 8};
     std::vector<std::shared_ptr<Floats>> numbers = {floats_of(*scale)};
     s.leaves = {q, scale};
     if (adaptive) {
@@ -129,20 +125,15 @@ struct Adafactor8bitReader : AdafactorEntry {
     s.stored_as = std::string("adafactor-8bit of ") + versions_of(files) + ", blocks of " +
                   std::to_string(layout.block);
     s.values = block_floats(second_moment_rule(files), layout, q->source, numbers);
-    // The codes of two generations are also lowbit's, where blocks end with rows.
-    const MatrixShape m = matrix_of(s.shape);
-    const bool fits = m.rows == 1 || m.cols % layout.block == 0;
-    if (fits && (adaptive || files == AdafactorFiles::kFixed)) {
-      Codes c;
-      c.format = wide ? "log16" : adaptive ? "log8" : "log8_fixed";
-      c.bits = layout.bits;
-      c.rows = m.rows;
-      c.cols = m.cols;
-      c.block = layout.block;
-      c.codes = wide ? bytes_of_words(q->source) : q->source;
-      c.scales = adaptive ? interleaved(numbers[0], numbers[1]) : scale->source;
-      s.codes = std::move(c);
-    }
+    // The codes of two generations are also lowbit's.
+    if (adaptive || files == AdafactorFiles::kFixed)
+      s.codes =
+          codes_of_rows(s.shape,
+                        wide       ? "log16"
+                        : adaptive ? "log8"
+                                   : "log8_fixed",
+                        layout.bits, layout.block, wide ? bytes_of_words(q->source) : q->source,
+                        adaptive ? interleaved(numbers[0], numbers[1]) : scale->source);
     return fine();
   }
 
@@ -161,8 +152,8 @@ struct Adafactor8bitReader : AdafactorEntry {
     const uint64_t n = std::min<uint64_t>(layout.count, static_cast<uint64_t>(layout.block));
     std::vector<uint8_t> first(n);
     RETURN_IF_ERROR(q.source->read(0, n, first.data()));
-    const auto full = static_cast<uint64_t>(std::count(first.begin(), first.end(), 255));
-    const auto zero = static_cast<uint64_t>(std::count(first.begin(), first.end(), 0));
+    const auto full = static_cast<uint64_t>(std::ranges::count(first, 255));
+    const auto zero = static_cast<uint64_t>(std::ranges::count(first, 0));
     if (full > 1 && full + zero == n)
       return bad(
           what(x + "_q") + ": " + guess +
@@ -180,8 +171,7 @@ bool has_any(const Entry& entry, const std::string& x) {
 /// its AdamW, unless a setting is that of an Adafactor.
 std::string second_of(const Group& group, const OptimizerTree& tree) {
   const auto any = [&](const std::string& x) {
-    return std::any_of(group.params.begin(), group.params.end(),
-                       [&](size_t p) { return has_any(tree.params[p], x); });
+    return std::ranges::any_of(group.params, [&](size_t p) { return has_any(tree.params[p], x); });
   };
   const Value* beta3 = setting(group, "beta3");
   if (any("conf_row") || (beta3 != nullptr && !beta3->is(Value::Kind::kNone))) return "exp_avg_sq";
@@ -192,8 +182,8 @@ std::string second_of(const Group& group, const OptimizerTree& tree) {
 
 /// Low-rank state decides eps[0] of its group in lowbit, also for the others there.
 void warn_of_eps(Model& model, const Group& group, const OptimizerTree& tree) {
-  const bool alone = std::all_of(group.params.begin(), group.params.end(),
-                                 [&](size_t p) { return is_low_rank(tree.params[p]); });
+  const bool alone =
+      std::ranges::all_of(group.params, [&](size_t p) { return is_low_rank(tree.params[p]); });
   const Value* eps = setting(group, "eps");
   const bool says =
       eps != nullptr && eps->items.size() == 2 && !eps->items[0].is(Value::Kind::kNone);
@@ -291,8 +281,7 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
     const Entry& entry = tree.params[i];
     Param& param = model.params[i];
     ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kShape));
-    param.known_shape = weight != nullptr;
-    if (weight != nullptr) param.shape = weight->shape;
+    if (weight != nullptr) param.learn(weight->shape);
     for (const auto& [name, leaf] : entry.leaves) {
       if (name.starts_with("lag_") || name == "fira_prev_norm")
         model.warnings.push_back(shown(param) + ": " + printable(name) + " is left out");
@@ -316,8 +305,7 @@ Result<Model> read_adafactor8bit(std::shared_ptr<const Document> document,
     if (has_any(entry, "row_var") && param.states.size() >= 2) {
       Shape shape = param.states[0].shape;
       if (!param.states[1].shape.empty()) shape.push_back(param.states[1].shape.back());
-      param.shape = std::move(shape);
-      param.known_shape = true;
+      param.learn(std::move(shape));
     }
     RETURN_IF_ERROR(read_momentum(reader, "exp_avg"));
     if (has_any(entry, "m"))

@@ -142,28 +142,29 @@ struct Adafactor8bitWriter {
   }
 };
 
+/// A setting, which is taken out of `s`; lowbit's default for that algorithm where there is none.
+Value taken(Settings& s, const char* name, const char* algorithm) {
+  if (auto said = take_from(s, name)) return std::move(*said);
+  const Value* usual = setting(lowbit_settings(algorithm), name);
+  return usual == nullptr ? Value::none() : *usual;
+}
+
+Value item(const Value& tuple, size_t i) {
+  return i < tuple.items.size() ? tuple.items[i] : Value::none();
+}
+
 /// lowbit.CAME's settings under the names of that package, with those that make its one optimizer
 /// CAME (0.4.6: _CAME in presets.py). Its second eps is that of Adafactor, at its default.
 Settings came_settings(const Group& group) {
   Settings s = settings_elsewhere(group);
-  const auto take = [&](const char* name) {
-    if (auto said = take_from(s, name)) return std::move(*said);
-    for (const auto& [key, value] : lowbit_settings("came")) {
-      if (key == name) return value;
-    }
-    return Value::none();
-  };
-  const Value betas = take("betas"), eps = take("eps");
-  const auto item = [](const Value& pair, size_t i) {
-    return i < pair.items.size() ? pair.items[i] : Value::none();
-  };
+  const Value betas = taken(s, "betas", "came"), eps = taken(s, "eps", "came");
   set_in(s, "beta1", item(betas, 0));
   set_in(s, "beta2", item(betas, 1));
   set_in(s, "beta2_decay", Value::none());
   set_in(s, "beta3", item(betas, 2));
   set_in(s, "eps", Value::tuple({item(eps, 0), Value::floating(1e-3)}));
   set_in(s, "eps_came", item(eps, 1));
-  set_in(s, "d", take("clip_threshold"));
+  set_in(s, "d", taken(s, "clip_threshold", "came"));
   set_in(s, "factored", Value::boolean(true));
   for (const char* off : {"relative_step", "scale_parameter", "scale_weight_decay"})
     set_in(s, off, Value::boolean(false));
@@ -205,19 +206,9 @@ Settings adafactor_settings(const Group& group, DialectReport& report) {
 /// _ADAMW in presets.py). Its second eps is that of Adafactor, at its default.
 Settings adam_settings(const Group& group) {
   Settings s = settings_elsewhere(group);
-  const auto take = [&](const char* name) {
-    auto said = take_from(s, name);
-    for (const auto& [key, value] : lowbit_settings("adam")) {
-      if (!said && key == name) said = value;
-    }
-    return said.value_or(Value::none());
-  };
-  const Value betas = take("betas"), eps = take("eps");
-  const auto beta = [&](size_t i) {
-    return i < betas.items.size() ? betas.items[i] : Value::none();
-  };
-  set_in(s, "beta1", beta(0));
-  set_in(s, "beta2", beta(1));
+  const Value betas = taken(s, "betas", "adam"), eps = taken(s, "eps", "adam");
+  set_in(s, "beta1", item(betas, 0));
+  set_in(s, "beta2", item(betas, 1));
   set_in(s, "beta2_decay", Value::none());
   set_in(s, "beta3", Value::none());
   set_in(s, "eps", Value::tuple({eps, Value::floating(1e-3)}));
@@ -233,10 +224,10 @@ Result<Document> write_adafactor8bit(const Model& model, const Wanted& wanted,
                                      DialectReport& report) {
   const std::string& f = wanted.state_format;
   if (!f.empty() && f != "8bit" && f != "log8" && f != "float32")
-    return Error{Exit::kUsage, "adafactor-8bit's states are not written as " + printable(f) +
-                                   "; take 8bit (of 0.4.0 and later) or float32"};
+    return usage("adafactor-8bit's states are not written as " + printable(f) +
+                 "; take 8bit (of 0.4.0 and later) or float32");
   if (wanted.block != 0 && wanted.block != kBlock)
-    return Error{Exit::kUsage, "adafactor-8bit's blocks are written with 2048 values"};
+    return usage("adafactor-8bit's blocks are written with 2048 values");
   RETURN_IF_ERROR(check_algorithm(model, "adafactor-8bit", {"adafactor", "adam", "came"}));
   if (model.flattened) return bad("adafactor-8bit loads no flattened state");
   Document out = begun(model);

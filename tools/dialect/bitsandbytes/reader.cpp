@@ -121,8 +121,7 @@ struct BitsandbytesReader {
     if (param.known_shape && param.shape != shape)
       return bad(what(key) + ": has the shape " + shape_text(shape) + ", another state " +
                  shape_text(param.shape));
-    param.shape = shape;
-    param.known_shape = true;
+    param.learn(shape);
     const std::string_view dtype = state->dtype->name;
     if (dtype != "uint8" && dtype != "float32" && dtype != "bfloat16" && dtype != "float16")
       return bad(what(key) + ": is " + std::string(dtype) + ", neither bytes nor numbers");
@@ -150,15 +149,12 @@ struct BitsandbytesReader {
   /// row-major keeps its strides, and means one thing on a GPU and another on a CPU.
   Status check_strides(const Leaf& leaf, const std::string& key) const {
     if (leaf.stored == nullptr || !leaf.stored->alias) return fine();
-    const Shape &stride = leaf.stored->alias->stride, dense = row_major(leaf.shape);
-    for (size_t d = 0; d < leaf.shape.size(); ++d) {
-      if (leaf.shape[d] > 1 && stride[d] != dense[d])
-        return bad(what(key) + ": lies with strides " + shape_text(stride) +
-                   " in memory, of which "
-                   "bitsandbytes on a GPU and on a CPU make different values; save it again after "
-                   "a step with contiguous parameters");
-    }
-    return fine();
+    const Shape& stride = leaf.stored->alias->stride;
+    if (is_row_major(leaf.shape, stride)) return fine();
+    return bad(
+        what(key) + ": lies with strides " + shape_text(stride) +
+        " in memory, of which bitsandbytes on a GPU and on a CPU make different values; save "
+        "it again after a step with contiguous parameters");
   }
 
   Status coded(State& s, int number, const std::shared_ptr<Source>& source, size_t part,
@@ -187,7 +183,6 @@ struct BitsandbytesReader {
       if (volume(scales->shape) != 1) return bad(what("max" + digit) + ": is not a single number");
       if (const Leaf* next = bnb_tensor(entry, "new_max" + digit)) s.leaves.push_back(next);
     }
-    layout.stored = layout.coded = n;
     for (size_t i = 1; i < s.leaves.size(); ++i) s.bytes += s.leaves[i]->bytes() / parts;
     const auto codes = part_of_source(source, part * n);
     const auto numbers = part_of_source(scales->source, part * layout.blocks());
@@ -226,7 +221,7 @@ struct BitsandbytesReader {
     if (n % static_cast<uint64_t>(block) == 0) return fine();
     std::vector<float> all(volume(scales.shape));
     RETURN_IF_ERROR(scales.source->read(0, all.size(), all.data()));
-    const bool any = std::any_of(all.begin(), all.end(), [](float x) { return x != 0; });
+    const bool any = std::ranges::any_of(all, [](float x) { return x != 0; });
     if (any && all.back() == 0)
       return bad(what("absmax1") +
                  ": its last scale was never written, as by bitsandbytes' "
@@ -289,8 +284,8 @@ Result<Model> read_bitsandbytes(std::shared_ptr<const Document> document,
   }
   if (out.groups.empty()) {
     const auto has = [&](const char* key) {
-      return std::any_of(tree.params.begin(), tree.params.end(),
-                         [&](const Entry& e) { return bnb_tensor(e, key) != nullptr; });
+      return std::ranges::any_of(tree.params,
+                                 [&](const Entry& e) { return bnb_tensor(e, key) != nullptr; });
     };
     if (has("state1") && !has("state2"))
       return bad(

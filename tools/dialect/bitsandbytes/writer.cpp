@@ -21,14 +21,12 @@ enum class Keeping : uint8_t { kUnchanged, kQuantized, kFloat32 };
 Result<Keeping> keeping_of(const Wanted& wanted) {
   const std::string& said = wanted.state_format;
   if (wanted.block != 0 && wanted.block != kBnbBlock && wanted.block != 2048)
-    return Error{Exit::kUsage,
-                 "bitsandbytes has blocks of 256, and of 2048 before version 0.44; not of " +
-                     std::to_string(wanted.block)};
+    return usage("bitsandbytes has blocks of 256, and of 2048 before version 0.44; not of " +
+                 std::to_string(wanted.block));
   if (said.empty()) return Keeping::kUnchanged;
   if (said == "8bit" || said == "dynamic8") return Keeping::kQuantized;
   if (said == "float32") return Keeping::kFloat32;
-  return Error{Exit::kUsage,
-               "bitsandbytes keeps state as 8bit or float32, not as " + printable(said)};
+  return usage("bitsandbytes keeps state as 8bit or float32, not as " + printable(said));
 }
 
 bool is_float(const State& s) {
@@ -110,7 +108,7 @@ class BitsandbytesWriter {
   Path at(const Param& p, const std::string& key) const {
     // A file of a version without the wrapper stays one.
     const bool plain =
-        own_ && std::none_of(p.states.begin(), p.states.end(), [](const State& s) {
+        own_ && std::ranges::none_of(p.states, [](const State& s) {
           return !s.leaves.empty() && s.leaves[0]->name().find(kBnbWrapper) != std::string::npos;
         });
     return plain ? state_path(model_, p, key) : below(state_path(model_, p, kBnbWrapper), key);
@@ -126,8 +124,7 @@ class BitsandbytesWriter {
       RETURN_IF_ERROR(check_shape(p, *s, report_));
     }
     const uint64_t n = volume(states[0]->shape);
-    const bool floats =
-        std::all_of(states.begin(), states.end(), [](const State* s) { return is_float(*s); });
+    const bool floats = std::ranges::all_of(states, [](const State* s) { return is_float(*s); });
     const bool coded = own_ && has_blocks(*states[0], n, states.size());
     if (own_ && ((coded && keeping_ != Keeping::kFloat32 && !stays_full_precision(p, wanted_)) ||
                  (floats && keeping_ != Keeping::kQuantized))) {
@@ -164,8 +161,7 @@ class BitsandbytesWriter {
     const uint64_t n = volume(states[0]->shape);
     const bool is_signed = number == 1;
     const std::string format = is_signed ? "dynamic8" : "dynamic8_unsigned";
-    BlockLayout layout{.count = n, .block = block_};
-    layout.stored = layout.coded = n;
+    const BlockLayout layout{.count = n, .block = block_};
     std::vector<Run> codes, scales;
     for (const State* s : states) {
       const auto flat = flat_codes(*s, format, block_);
@@ -203,7 +199,7 @@ class BitsandbytesWriter {
 
   /// Whether bitsandbytes' own leaves have the blocks that are wanted, by whatever table.
   bool has_blocks(const State& s, uint64_t n, size_t parts) const {
-    return std::any_of(s.leaves.begin(), s.leaves.end(), [&](const Leaf* leaf) {
+    return std::ranges::any_of(s.leaves, [&](const Leaf* leaf) {
       return leaf->path.back().text().starts_with("absmax") &&
              volume(leaf->shape) == BlockLayout{.count = n, .block = block_}.blocks() * parts;
     });

@@ -42,10 +42,7 @@ std::optional<Value> value_in(const Entry& entry, std::string_view name) {
 
 std::optional<Shape> shape_in(const Entry& entry, std::string_view name) {
   const auto value = value_in(entry, name);
-  if (!value || value->is(Value::Kind::kText) || value->is_dict()) return std::nullopt;
-  if (!value->is(Value::Kind::kTuple) && !value->is(Value::Kind::kList) &&
-      !value->is(Value::Kind::kSize))
-    return std::nullopt;
+  if (!value || !value->is_row()) return std::nullopt;
   Shape shape;
   for (const Value& item : value->items) {
     if (!item.is(Value::Kind::kInt) || item.integer < 0) return std::nullopt;
@@ -101,8 +98,8 @@ Error would_round(const Param& param, const State& state, const std::string& who
 Status check_algorithm(const Model& model, const std::string& whose,
                        const std::set<std::string>& its) {
   RETURN_IF_ERROR(refuse_subspace(model, whose));
-  const bool any = std::any_of(model.params.begin(), model.params.end(),
-                               [](const Param& p) { return !p.states.empty(); });
+  const bool any =
+      std::ranges::any_of(model.params, [](const Param& p) { return !p.states.empty(); });
   // Of the others' files each state says what it is.
   const std::string& is = model.algorithm;
   const bool known = is.empty() ? model.dialect != "torch" : its.contains(is);
@@ -145,11 +142,9 @@ const State* beside_of(const Param& param) {
 const Leaf& raw_of(const State& beside) { return beside.raw ? *beside.raw : *beside.leaves[0]; }
 
 std::optional<double> real_setting(const Group& group, std::string_view name) {
-  const Value* v = setting(group, name);
-  if (v == nullptr) return std::nullopt;
-  if (v->is(Value::Kind::kFloat)) return v->real;
-  if (v->is(Value::Kind::kInt) || v->is(Value::Kind::kBool)) return static_cast<double>(v->integer);
-  return std::nullopt;
+  const Value* said = setting(group, name);
+  const auto real = said == nullptr ? bad("") : real_of(*said, "");
+  return real.ok() ? std::optional(real.value()) : std::nullopt;
 }
 
 bool has_setting(const Group& group, std::string_view name) {

@@ -1,5 +1,7 @@
 #include "dialect/common/rounding.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <map>
@@ -95,11 +97,9 @@ class Rounded : public Source {
 
 Status check_format(const std::string& format) {
   const std::vector<std::string> all = weight_formats();
-  if (std::find(all.begin(), all.end(), format) != all.end()) return fine();
-  std::string names;
-  for (const std::string& name : all) names += (names.empty() ? "" : ", ") + name;
-  return Error{Exit::kUsage,
-               "weights cannot be stored as " + printable(format) + "; the formats are " + names};
+  if (std::ranges::find(all, format) != all.end()) return fine();
+  return usage(fmt::format("weights cannot be stored as {}; the formats are {}", printable(format),
+                           fmt::join(all, ", ")));
 }
 
 /// An error if a weight has compensation or a master weight already.
@@ -259,8 +259,8 @@ Result<Document> with_weights(Document document, const std::string& format, uint
     tree = std::move(found);
   }
   RETURN_IF_ERROR(check_untouched(tree));
-  const bool named = optimizer && std::any_of(tree.params.begin(), tree.params.end(),
-                                              [](const Entry& e) { return !e.name.empty(); });
+  const bool named =
+      optimizer && std::ranges::any_of(tree.params, [](const Entry& e) { return !e.name.empty(); });
   std::vector<const Leaf*> outside = tree.rest;
   if (!optimizer) {
     for (const Leaf& leaf : document.leaves) outside.push_back(&leaf);

@@ -1,5 +1,7 @@
 #include "dialect/common/settings_kept.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -91,14 +93,8 @@ bool same(const Value& a, const Value& b) {
   };
   if (is_number(a) && is_number(b)) return real(a) == real(b);
   if (!a.items.empty() || !b.items.empty())  // tuples and lists
-    return std::equal(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), same);
+    return std::ranges::equal(a.items, b.items, same);
   return a == b;
-}
-
-/// Adds a warning, once.
-void warn(DialectReport& report, std::string text) {
-  auto& all = report.warnings;
-  if (std::find(all.begin(), all.end(), text) == all.end()) all.push_back(std::move(text));
 }
 
 bool is_coupled(const Model& model, const Group& group) {
@@ -108,25 +104,25 @@ bool is_coupled(const Model& model, const Group& group) {
 /// Warns of the Adam beside a Muon, also where a library's files are written anew.
 void check_decay_beside_muon(const Model& model, const Dialect& to, DialectReport& report) {
   if (model.algorithm == "muon" && to.decay.decoupled_beside_muon &&
-      std::any_of(model.groups.begin(), model.groups.end(),
-                  [&](const Group& group) { return is_coupled(model, group); }))
-    warn(report, "weight decay is part of the gradient in groups that Adam steps: " +
-                     std::string(to.name) + " decouples it there, as AdamW does");
+      std::ranges::any_of(model.groups,
+                          [&](const Group& group) { return is_coupled(model, group); }))
+    report.warn("weight decay is part of the gradient in groups that Adam steps: " +
+                std::string(to.name) + " decouples it there, as AdamW does");
 }
 
 void check_decay(const Model& model, const AdamDecay& decay, DialectReport& report) {
   if (model.algorithm != "adam") return;
   const auto& told = model.document->manifest->warnings;
-  const bool container_warned = std::find(told.begin(), told.end(), kDecayNotSaved) != told.end();
+  const bool container_warned = std::ranges::find(told, kDecayNotSaved) != told.end();
   for (const Group& group : model.groups) {
     if (!is_on(group, "weight_decay")) continue;
     const auto said = decouples(model, group);
     if (!said && decay.always_decoupled && !container_warned)
-      warn(report,
-           "the file does not say whether weight decay was decoupled; AdamW is assumed. If it was "
-           "Adam, set decoupled_weight_decay=False in the source's groups and convert again");
+      report.warn(
+          "the file does not say whether weight decay was decoupled; AdamW is assumed. If it was "
+          "Adam, set decoupled_weight_decay=False in the source's groups and convert again");
     if (is_coupled(model, group) && decay.coupled != nullptr)
-      warn(report, std::string("weight decay is part of the gradient here: ") + decay.coupled);
+      report.warn(std::string("weight decay is part of the gradient here: ") + decay.coupled);
   }
 }
 
@@ -172,14 +168,14 @@ Status check_settings(const Model& model, const Dialect& to, DialectReport& repo
       if (own.key == std::string_view("maximize"))
         return bad("a group has " + what + ", which " + to.name +
                    " does not have: its next step would go the other way");
-      if (std::find(dropped.begin(), dropped.end(), what) == dropped.end()) dropped.push_back(what);
+      if (std::ranges::find(dropped, what) == dropped.end()) dropped.push_back(what);
     }
   }
-  std::string all;
-  for (const std::string& what : dropped) all += (all.empty() ? "" : ", ") + what;
-  if (!all.empty())
-    warn(report, std::string("files of ") + to.name + " do not keep " + all +
-                     ": the next steps differ, unless its optimizer has that and is built with it");
+  if (!dropped.empty())
+    report.warn(
+        fmt::format("files of {} do not keep {}: the next steps differ, unless its "
+                    "optimizer has that and is built with it",
+                    to.name, fmt::join(dropped, ", ")));
   check_decay(model, to.decay, report);
   return fine();
 }

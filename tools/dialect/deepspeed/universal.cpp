@@ -186,8 +186,8 @@ class Universal {
       }
     }
     const auto say = [&](const char* key, Value value) {
-      const bool known = std::any_of(model.leaves.begin(), model.leaves.end(),
-                                     [&](const Leaf& l) { return l.path[0].text() == key; });
+      const bool known =
+          std::ranges::any_of(model.leaves, [&](const Leaf& l) { return l.path[0].text() == key; });
       if (!known) model.leaves.push_back(value_leaf({key}, std::move(value)));
     };
     say("module", Value{.kind = Value::Kind::kOrdered});

@@ -14,8 +14,8 @@
 #include "core/half.h"
 #include "core/param/bfloat16.h"
 #include "dialect/common/other_libraries.h"
-#include "dialect/model/formats.h"
 #include "dialect/numbers/adapters.h"
+#include "dialect/requantize/nearest.h"
 #include "io/scratch_buffer.h"
 #include "io/text.h"
 
@@ -59,8 +59,7 @@ struct FlashOptimReader {
                    (codes == nullptr ? "scales without codes" : "codes without scales"));
       RETURN_IF_ERROR(compressed(state, *codes, *scales));
     }
-    param.shape = state.shape;
-    param.known_shape = true;
+    param.learn(state.shape);
     param.states.push_back(std::move(state));
     return fine();
   }
@@ -83,17 +82,10 @@ struct FlashOptimReader {
                       versions_of(generation);
     state.values = block_floats(flash_rule(state.is_signed), flash_layout(n, state.is_signed),
                                 codes.source, {float16_bits(scales.source)});
-    const MatrixShape m = matrix_of(codes.shape);
-    if (m.cols % kFlashBlock == 0 || m.rows == 1) {
-      state.codes = Codes{
-          .format = state.is_signed ? "companded8" : "companded8_unsigned",
-          .bits = 8,
-          .rows = m.rows,
-          .cols = m.cols,
-          .block = kFlashBlock,
-          .codes = state.is_signed ? mapped_bytes(codes.source, moved_bytes(127)) : codes.source,
-          .scales = scales.source};
-    }
+    state.codes = codes_of_rows(
+        codes.shape, state.is_signed ? "companded8" : "companded8_unsigned", 8, kFlashBlock,
+        state.is_signed ? mapped_bytes(codes.source, moved_bytes(127)) : codes.source,
+        scales.source);
     return fine();
   }
 
@@ -160,8 +152,7 @@ struct FlashOptimReader {
     s.raw = std::move(out);
     s.leaves = {leaf};
     param.states.push_back(std::move(s));
-    param.shape = leaf->shape;
-    param.known_shape = true;
+    param.learn(leaf->shape);
     return fine();
   }
 

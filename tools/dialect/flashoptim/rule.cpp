@@ -55,11 +55,7 @@ std::shared_ptr<const BlockRule> flash_rule(bool is_signed) {
 }
 
 BlockLayout flash_layout(uint64_t count, bool is_signed) {
-  return {.count = count,
-          .block = kFlashBlock,
-          .coded = count,
-          .stored = count,
-          .bias = is_signed ? -127 : 0};
+  return {.count = count, .block = kFlashBlock, .bias = is_signed ? -127 : 0};
 }
 
 }  // namespace lowbit::ckpt

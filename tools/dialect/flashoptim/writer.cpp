@@ -26,16 +26,14 @@ struct Form {
 Result<Form> form_of(const Wanted& wanted) {
   const std::string& f = wanted.state_format;
   if (wanted.block != 0 && wanted.block != kFlashBlock)
-    return Error{Exit::kUsage,
-                 "FlashOptim's blocks have 32 values, not " + std::to_string(wanted.block)};
+    return usage("FlashOptim's blocks have 32 values, not " + std::to_string(wanted.block));
   if (f.empty() || f == "8bit" || f == "companded8" || f == "0.1.4") return Form{};
   if (f == "0.1.3") return Form{true, FlashFiles::kOld};
   if (f == "float32") return Form{false, FlashFiles::kNew};
   if (f == "bfloat16") return Form{false, FlashFiles::kOld};
-  return Error{Exit::kUsage,
-               "FlashOptim keeps no state as " + printable(f) +
-                   "; it has 0.1.4 (or 8bit) and 0.1.3, which are its compressed states of either "
-                   "generation, and float32 and bfloat16 without compression"};
+  return usage("FlashOptim keeps no state as " + printable(f) +
+               "; it has 0.1.4 (or 8bit) and 0.1.3, which are its compressed states of either "
+               "generation, and float32 and bfloat16 without compression");
 }
 
 /// The dtypes of weights, as they will be.
@@ -190,8 +188,7 @@ Result<Settings> settings_for(const Model& model, const WeightDtypes& dtypes, co
   const bool own = model.dialect == "flashoptim";
   Settings s = own ? group.settings : settings_elsewhere(group);
   int width = -1;
-  const bool any = std::any_of(group.params.begin(), group.params.end(),
-                               [&](size_t p) { return widths[p] > 0; });
+  const bool any = std::ranges::any_of(group.params, [&](size_t p) { return widths[p] > 0; });
   for (const size_t p : group.params) {
     if (!any || widths[p] < 0) continue;
     ASSIGN_OR_RETURN(dtype, dtypes.of(model.params[p]));

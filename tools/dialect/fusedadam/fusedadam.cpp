@@ -19,8 +19,8 @@ Result<int> recognize_fused(const Document& /*document*/, const OptimizerTree& t
   for (const Group& group : tree.groups) {
     if (!has_setting(group, "bias_correction")) return 0;
   }
-  const bool stepped = std::any_of(tree.groups.begin(), tree.groups.end(),
-                                   [](const Group& g) { return has_setting(g, "step"); });
+  const bool stepped =
+      std::ranges::any_of(tree.groups, [](const Group& g) { return has_setting(g, "step"); });
   bool any = false;
   for (const Entry& entry : tree.params) {
     if (entry.find("step") != nullptr) return 0;
@@ -69,9 +69,9 @@ Result<Model> read_fused(std::shared_ptr<const Document> document, const Optimiz
 
 Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectReport& report) {
   if ((!wanted.state_format.empty() && wanted.state_format != "float32") || wanted.block != 0)
-    return Error{Exit::kUsage,
-                 "files of FusedAdam have float32 state without blocks, whatever it keeps while it "
-                 "runs; leave --state-format and --block out"};
+    return usage(
+        "files of FusedAdam have float32 state without blocks, whatever it keeps while it "
+        "runs; leave --state-format and --block out");
   RETURN_IF_ERROR(check_algorithm(model, "FusedAdam", {"adam"}));
   if (!model.algorithm.empty() && model.algorithm != "adam")
     return no_optimizer(model, "FusedAdam");
@@ -94,8 +94,8 @@ Result<Document> write_fused(const Model& model, const Wanted& wanted, DialectRe
     const Settings& torch = torch_settings("adam");
     for (auto& [name, value] : settings_of(group, torch)) {
       const bool adam = name == "lr" || name == "betas" || name == "eps" || name == "weight_decay";
-      const bool known = std::any_of(torch.begin(), torch.end(),
-                                     [&](const auto& setting) { return setting.first == name; });
+      const bool known =
+          std::ranges::any_of(torch, [&](const auto& setting) { return setting.first == name; });
       if (adam || !known) made.emplace_back(name, value);  // and what is the user's own
     }
     made.emplace_back("bias_correction", Value::boolean(true));

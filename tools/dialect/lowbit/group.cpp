@@ -19,9 +19,8 @@ constexpr double kSubspaceEps = 1e-8;  // of lowbit.Adafactor where eps[0] is No
 void translate_adafactor8bit(const Model& model, const Group& group, Settings& out) {
   if (setting(group, "scale_weight_decay") != nullptr)
     set_in(out, "decay_by", Value::words(is_on(group, "scale_weight_decay") ? "alpha" : "rho"));
-  const bool low_rank = std::any_of(group.params.begin(), group.params.end(), [&](size_t p) {
-    return number_in(model.params[p], "apollo_rank") != nullptr;
-  });
+  const bool low_rank = std::ranges::any_of(
+      group.params, [&](size_t p) { return number_in(model.params[p], "apollo_rank") != nullptr; });
   // Its margin is always that of the subspace; elsewhere it counts where it is enabled.
   if (!low_rank && setting(group, "fira_margin") != nullptr &&
       !is_on(group, "enable_fira_for_adafactor"))
@@ -113,8 +112,8 @@ Result<Settings> lowbit_group(const Model& model, const Wanted& wanted, const Gr
     if (made.insert(key).second) out.emplace_back(key, value);
   }
   // Parameters that are known by name have it here too, as where an optimizer was given names.
-  const bool named = std::all_of(group.params.begin(), group.params.end(),
-                                 [&](size_t p) { return !model.params[p].name.empty(); });
+  const bool named =
+      std::ranges::all_of(group.params, [&](size_t p) { return !model.params[p].name.empty(); });
   if (named && !model.flattened && setting(group, "param_names") == nullptr) {
     Value names = Value::list({});
     for (const size_t p : group.params)

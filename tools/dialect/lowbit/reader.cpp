@@ -4,12 +4,10 @@
 #include <algorithm>
 
 #include "core/layout.h"
+#include "dialect/common/other_libraries.h"
 #include "dialect/model/formats.h"
 #include "dialect/numbers/floats.h"
-#include "dialect/numbers/numbers.h"
 #include "dialect/requantize/dequantize.h"
-#include "dialect/tree/algorithm.h"
-#include "dialect/tree/optimizer_tree.h"
 #include "dialect/tree/weights.h"
 #include "io/text.h"
 
@@ -45,10 +43,9 @@ Status check_version(const OptimizerTree& tree) {
 /// Reads the states of one parameter from its leaves.
 class LowbitReader {
  public:
-  /// `group`: of the parameter; null where none has it.
-  LowbitReader(const Entry& entry, const Group* group, const Leaf* weight, Param& out)
+  LowbitReader(const Entry& entry, const Group& group, const Leaf* weight, Param& out)
       : entry_(entry),
-        rank_(group == nullptr ? nullptr : setting(*group, "rank")),
+        rank_(setting(group, "rank")),
         low_rank_(rank_ != nullptr && !rank_->is(Value::Kind::kNone)),
         weight_(weight),
         out_(out) {}
@@ -89,7 +86,7 @@ class LowbitReader {
   /// and matrices with the rank for a side that are not of the weight's shape, or codes of another.
   void mark_subspace() {
     if (!low_rank_ || number_in(out_, "update_norm") == nullptr) return;
-    const bool any = std::any_of(out_.states.begin(), out_.states.end(), [&](const State& s) {
+    const bool any = std::ranges::any_of(out_.states, [&](const State& s) {
       if (weight_ != nullptr && s.shape == weight_->shape) return false;
       return s.shape.size() == 2 && is_moment(s.name) &&
              (!rank_->is(Value::Kind::kInt) || s.shape[0] == rank_->integer ||
@@ -163,11 +160,8 @@ class LowbitReader {
       if (name.ends_with("_row")) row = leaf;
       if (name.ends_with("_col")) col = leaf;
     }
-    if (row != nullptr && col != nullptr && !row->shape.empty() && !col->shape.empty()) {
-      Shape shape = row->shape;
-      shape.push_back(col->shape.back());
-      return learned(shape);
-    }
+    if (row != nullptr && col != nullptr && !row->shape.empty() && !col->shape.empty())
+      return learned(shape_of_means(row->shape, col->shape));
     if (codes != nullptr && codes->shape.size() != 2)
       return bad(printable(codes->name()) + ": codes have shape " + shape_text(codes->shape) +
                  "; they must be a matrix");
@@ -192,8 +186,7 @@ class LowbitReader {
     return fine();
   }
   Status learned(const Shape& shape) {
-    out_.shape = shape;
-    out_.known_shape = true;
+    out_.learn(shape);
     return fine();
   }
 
@@ -301,16 +294,13 @@ Result<Model> read_lowbit(std::shared_ptr<const Document> document, const Optimi
   RETURN_IF_ERROR(check_version(tree));
   Model out = model_of(tree, "lowbit", document);
   const Weights weights(*document, tree);
-  std::vector<const Group*> group_of(out.params.size(), nullptr);
-  for (const Group& group : tree.groups) {
-    for (const size_t p : group.params) group_of[p] = &group;
-  }
+  const std::vector<const Group*> group_of = groups_by_param(out);
   for (size_t i = 0; i < out.params.size(); ++i) {
     const Entry& entry = tree.params[i];
     // Most of lowbit's states tell their shape: several weights that differ are not an error yet.
     const auto weight = weights.find(entry.name, Weights::Asked::kShape);
     const Leaf* known = weight.ok() ? weight.value() : nullptr;
-    RETURN_IF_ERROR(LowbitReader(entry, group_of[i], known, out.params[i]).run());
+    RETURN_IF_ERROR(LowbitReader(entry, *group_of[i], known, out.params[i]).run());
   }
   out.algorithm = algorithm_of(out);
   return out;

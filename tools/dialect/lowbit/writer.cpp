@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <span>
 
 #include "catalog/catalog.h"
 #include "core/layout.h"
@@ -30,20 +31,19 @@ namespace {
 class LowbitWriter {
  public:
   LowbitWriter(const Model& model, const Wanted& wanted, DialectReport& report)
-      : model_(model), wanted_(wanted), report_(report) {
-    keeps_formats_ = wanted.state_format.empty();
-    group_of_.assign(model.params.size(), nullptr);
-    for (const Group& group : model.groups) {
-      for (const size_t p : group.params) group_of_[p] = &group;
-    }
-  }
+      : model_(model),
+        wanted_(wanted),
+        report_(report),
+        own_(model.dialect == "lowbit"),
+        keeps_formats_(wanted.state_format.empty()) {}
 
   Result<Document> write() {
     if (lowbit_settings(model_.algorithm).empty()) return no_optimizer(model_, "lowbit");
     out_ = begun(model_);
     out_.leaves = model_.rest;
+    const std::vector<const Group*> group_of = groups_by_param(model_);
     for (size_t i = 0; i < model_.params.size(); ++i)
-      RETURN_IF_ERROR(param(model_.params[i], group_of_[i]));
+      RETURN_IF_ERROR(param(model_.params[i], *group_of[i]));
     const auto settings = [&](const Group& group) {
       return lowbit_group(model_, wanted_, group, used_);
     };
@@ -54,9 +54,8 @@ class LowbitWriter {
  private:
   /// An option in the source's first override whose pattern matches the parameter; null if there is
   /// none, or if the source is not lowbit's.
-  const Value* overridden(const Param& p, const Group* group, const char* option) const {
-    const bool own = group != nullptr && model_.dialect == "lowbit";
-    const Value* overrides = own ? setting(*group, "overrides") : nullptr;
+  const Value* overridden(const Param& p, const Group& group, const char* option) const {
+    const Value* overrides = own_ ? setting(group, "overrides") : nullptr;
     if (overrides == nullptr) return nullptr;
     const std::string known = p.name.empty() ? std::to_string(p.index) : clean_name(p.name);
     for (size_t i = 0; overrides->is_dict() && i + 1 < overrides->items.size(); i += 2) {
@@ -68,12 +67,12 @@ class LowbitWriter {
   }
 
   /// The same, or else the option of its group.
-  const Value* own_option(const Param& p, const Group* group, const char* option) const {
+  const Value* own_option(const Param& p, const Group& group, const char* option) const {
     if (const Value* said = overridden(p, group, option)) return said;
-    return group != nullptr && model_.dialect == "lowbit" ? setting(*group, option) : nullptr;
+    return own_ ? setting(group, option) : nullptr;
   }
 
-  bool named_full_precision(const Param& p, const Group* group) const {
+  bool named_full_precision(const Param& p, const Group& group) const {
     if (name_fits(p.name, wanted_.full_precision)) return true;
     const Value* said = own_option(p, group, "full_precision");
     if (said == nullptr) return false;
@@ -84,7 +83,7 @@ class LowbitWriter {
     return name_fits(p.name, patterns);
   }
 
-  bool in_full_precision(const Param& p, const Group* group) const {
+  bool in_full_precision(const Param& p, const Group& group) const {
     const Value* least = own_option(p, group, "min_numel");
     std::optional<int64_t> min_numel;
     if (least != nullptr && least->is(Value::Kind::kInt)) min_numel = least->integer;
@@ -93,15 +92,14 @@ class LowbitWriter {
 
   /// Whether lowbit's own state stays as it is: nothing else was asked for, or an override of the
   /// source decides its format, as it would in an optimizer with that override.
-  bool stays(const Param& p, const State& s, const Group* group) const {
+  bool stays(const Param& p, const State& s, const Group& group) const {
     std::string state, format;
-    return model_.dialect == "lowbit" && wanted_.block == 0 &&
-           !name_fits(p.name, wanted_.full_precision) &&
+    return own_ && wanted_.block == 0 && !name_fits(p.name, wanted_.full_precision) &&
            (keeps_formats_ || overridden(p, group, "state_format") != nullptr) &&
            split_key(s.own[0].first, state, format);
   }
 
-  Status param(const Param& p, const Group* group) {
+  Status param(const Param& p, const Group& group) {
     const auto at = [&](const std::string& name) { return state_path(model_, p, name); };
     if (p.states.empty() && p.numbers.empty()) return fine();  // it never was stepped
     const Value* step = number_in(p, "step");
@@ -117,8 +115,7 @@ class LowbitWriter {
     }
     out_.leaves.push_back(scalar_leaf(at("step"), static_cast<float>(steps)));
     int64_t stream = p.name.empty() ? p.index : int64_t{stream_of(p.name)};
-    if (const Value* said = number_in(p, "stream"); said != nullptr && model_.dialect == "lowbit")
-      stream = said->integer;
+    if (const Value* said = number_in(p, "stream"); said != nullptr && own_) stream = said->integer;
     out_.leaves.push_back(scalar_leaf(at("stream"), stream));
     coded_ = false;
     for (const State& s : p.states) {
@@ -138,7 +135,7 @@ class LowbitWriter {
   }
 
   /// The format that the state gets. The source's codes stay where nothing else was asked for.
-  Result<StateSpec> spec_for(const Param& p, const State& s, const Group* group) {
+  Result<StateSpec> spec_for(const Param& p, const State& s, const Group& group) {
     if (in_full_precision(p, group)) {
       if (keeps_formats_) return StateSpec{"float32"};
       ASSIGN_OR_RETURN(said, spec_of(wanted_.state_format, s.is_signed, wanted_.block));
@@ -149,8 +146,8 @@ class LowbitWriter {
       const bool fits = s.codes && s.codes->block >= kMinBlock && s.codes->block <= kMaxBlock &&
                         (s.codes->block & (s.codes->block - 1)) == 0;
       if (fits) return StateSpec{s.codes->format, "block", s.codes->block};
-      if (s.stored_as == "bfloat16" && model_.dialect == "lowbit") return StateSpec{"bfloat16"};
-      if (model_.dialect == "lowbit" && s.stored_as == "float32") return StateSpec{"float32"};
+      if (s.stored_as == "bfloat16" && own_) return StateSpec{"bfloat16"};
+      if (own_ && s.stored_as == "float32") return StateSpec{"float32"};
     }
     if (is_weight_state(s.name))
       return StateSpec{s.stored_as == "bfloat16" ? "bfloat16" : "float32"};
@@ -162,27 +159,23 @@ class LowbitWriter {
   }
 
   /// Whether lowbit has the group's rule with that moment as means of rows and columns.
-  bool can_factor(const Param& p, const State& s, const Group* group) const {
-    const bool other_rule = group != nullptr && (is_on(*group, "cautious") ||
-                                                 is_on(*group, "amsgrad") || is_on(*group, "rank"));
+  bool can_factor(const Param& p, const State& s, const Group& group) const {
+    const bool other_rule =
+        is_on(group, "cautious") || is_on(group, "amsgrad") || is_on(group, "rank");
     const std::string own = model_.algorithm == "muon" ? "adam" : model_.algorithm;
     const int known = find_rule(own + "_factored");
     if (other_rule || known < 0) return false;
     const RuleInfo rule = rule_info(known);
+    const std::span factors(rule.factor, static_cast<size_t>(rule.factors));
+    const std::span slots(rule.slot, static_cast<size_t>(rule.slots));
     const auto is_factor = [&](const State& state) {
-      return std::find(rule.factor, rule.factor + rule.factors, state.name) !=
-             rule.factor + rule.factors;
+      return std::ranges::find(factors, state.name) != factors.end();
     };
-    return is_factor(s) && std::all_of(p.states.begin(), p.states.end(), [&](const State& state) {
+    return is_factor(s) && std::ranges::all_of(p.states, [&](const State& state) {
              return !is_moment(state.name) || is_factor(state) ||
-                    std::any_of(rule.slot, rule.slot + rule.slots,
-                                [&](const Slot& slot) { return state.name == slot.name; });
+                    std::ranges::any_of(slots,
+                                        [&](const Slot& slot) { return state.name == slot.name; });
            });
-  }
-
-  StateReport& note(const Param& p, const State& s, const std::string& to) {
-    report_.states.push_back({shown(p), s.name, s.stored_as, to});
-    return report_.states.back();
   }
 
   /// Leaves of the source under the same keys, as they are.
@@ -195,10 +188,10 @@ class LowbitWriter {
       same.path = state_path(model_, p, key);
       out_.leaves.push_back(std::move(same));
     }
-    note(p, s, s.stored_as);
+    report_of(report_, p, s, s.stored_as, true);
   }
 
-  Status state(const Param& p, const State& s, const Group* group) {
+  Status state(const Param& p, const State& s, const Group& group) {
     const bool factor =
         s.name.ends_with("_row") || s.name.ends_with("_col") || s.name == kRowMoments;
     if (s.values == nullptr || (!is_moment(s.name) && !factor)) return put_raw(p, s);
@@ -236,10 +229,10 @@ class LowbitWriter {
       Leaf leaf = *s.raw;
       leaf.path = state_path(model_, p, s.name);
       out_.leaves.push_back(std::move(leaf));
-      note(p, s, s.name);
+      report_of(report_, p, s, s.name, true);
       return fine();
     }
-    if (model_.dialect == "lowbit" && (compensation || s.name == "projection")) {
+    if (own_ && (compensation || s.name == "projection")) {
       copy(p, s);
       return fine();
     }
@@ -255,27 +248,27 @@ class LowbitWriter {
     const std::string key = s.name + "_bfloat16";
     if (s.stored_as == "bfloat16" && s.leaves.size() == 1 && s.leaves[0]->shape == p.shape) {
       put(p, key, *s.leaves[0]);
-      note(p, s, "bfloat16");
+      report_of(report_, p, s, "bfloat16", true);
       return fine();
     }
     RETURN_IF_ERROR(check_keep(p, s));
-    StateReport& report = note(p, s, "bfloat16");
+    StateReport* report = report_of(report_, p, s, "bfloat16", true);
     out_.leaves.push_back(tensor_leaf(state_path(model_, p, key), find_dtype("bfloat16"), p.shape,
-                                      bfloat16_source(s.values, &report)));
+                                      bfloat16_source(s.values, report)));
     return fine();
   }
 
   /// A quantized state with an absmax along each dimension.
   Status put_rank_one(const Param& p, const State& s, const StateSpec& spec) {
     RETURN_IF_ERROR(check_keep(p, s));
-    StateReport& report = note(p, s, spec.format + ", rank 1");
+    StateReport* report = report_of(report_, p, s, spec.format + ", rank 1", true);
     const FormatInfo& info = *find_format(spec.format);
     const auto [rows, cols] = matrix_of(p.shape);
     const std::string key = s.name + "_" + spec.format;
     std::vector<int> dims;
     for (size_t d = 0; d < p.shape.size(); ++d) dims.push_back(static_cast<int>(d));
     std::vector<CrossTileScale> scales;
-    const Codes codes = quantized_cross_tile(s.values, p.shape, spec.format, dims, scales, &report);
+    const Codes codes = quantized_cross_tile(s.values, p.shape, spec.format, dims, scales, report);
     out_.leaves.push_back(tensor_leaf(state_path(model_, p, key), info.dtype,
                                       {rows, code_bytes(cols, info.bits)}, codes.codes));
     for (size_t d = 0; d < scales.size(); ++d)
@@ -295,10 +288,11 @@ class LowbitWriter {
     Codes codes;
     if (same_codes(s, spec, rows, cols)) {
       codes = *s.codes;
-      note(p, s, to);
+      report_of(report_, p, s, to, true);
     } else {
       RETURN_IF_ERROR(check_keep(p, s));
-      codes = quantized(s.values, p.shape, spec.format, spec.block, &note(p, s, to));
+      codes = quantized(s.values, p.shape, spec.format, spec.block,
+                        report_of(report_, p, s, to, false));
     }
     Leaf values = tensor_leaf(state_path(model_, p, key), info.dtype,
                               {rows, code_bytes(cols, info.bits)}, codes.codes);
@@ -361,7 +355,7 @@ class LowbitWriter {
 
   void put_float32(const Param& p, const State& s, const Shape& shape) {
     out_.leaves.push_back(float32_leaf(state_path(model_, p, s.name), s, shape));
-    note(p, s, "float32");
+    report_of(report_, p, s, "float32", true);
   }
 
   void put_means(const Param& p, const State& s) {
@@ -377,15 +371,15 @@ class LowbitWriter {
                                         find_dtype("float32"), shape,
                                         float32_source(means_of(values, p.shape, rows))));
     }
-    note(p, s, "means of rows and columns").exact = false;
+    report_of(report_, p, s, "means of rows and columns", false);
   }
 
   const Model& model_;
   const Wanted& wanted_;
   DialectReport& report_;
   Document out_;
-  bool keeps_formats_, warned_means_ = false;
-  std::vector<const Group*> group_of_;
+  const bool own_, keeps_formats_;
+  bool warned_means_ = false;
   std::map<std::string, StateSpec> used_;
   bool coded_ = false;  // a state of the parameter at hand
 };

@@ -35,14 +35,13 @@ Value quantizer(bool enable, int64_t bits, const char* scale, const char* type, 
 
 Result<LpmmConfig> LpmmConfig::of(const Wanted& wanted) {
   if (wanted.block != 0 && wanted.block != 128)
-    return Error{Exit::kUsage,
-                 "lpmm's groups are written with 128 values, not " + std::to_string(wanted.block)};
+    return usage("lpmm's groups are written with 128 values, not " + std::to_string(wanted.block));
   const std::string& f = wanted.state_format;
   if (f.empty() || f == "4bit") return LpmmConfig{};
   if (f == "4bit-rank1") return LpmmConfig{true, true};
   if (f == "float32") return LpmmConfig{false, false};
-  return Error{Exit::kUsage, "lpmm's states are not written as " + printable(f) +
-                                 "; take 4bit (groups of 128, its default), 4bit-rank1 or float32"};
+  return usage("lpmm's states are not written as " + printable(f) +
+               "; take 4bit (groups of 128, its default), 4bit-rank1 or float32");
 }
 
 Value LpmmConfig::value() const {

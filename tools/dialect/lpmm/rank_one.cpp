@@ -20,19 +20,18 @@ float most_of(float a, float b) { return std::isnan(b) ? b : std::max(a, b); }
 class RankOne : public Floats {
  public:
   RankOne(std::vector<float> map, const BlockLayout& layout, std::shared_ptr<Source> codes,
-          Shape shape, std::vector<CrossTileScale> scales)
+          const Shape& shape, std::vector<CrossTileScale> scales)
       : map_(std::move(map)),
         codes_(std::move(codes), layout),
-        shape_(std::move(shape)),
         scales_(std::move(scales)),
-        absmax_(scales_.size()) {}
+        absmax_(scales_.size()) {
+    for (const CrossTileScale& scale : scales_) axes_.emplace_back(shape, scale.dim);
+  }
 
   Status do_read(uint64_t first, uint64_t count, float* out) override {
     for (size_t k = 0; k < scales_.size(); ++k) {
       if (!absmax_[k].empty()) continue;
-      absmax_[k].resize(scales_[k].dim < 0
-                            ? 1
-                            : static_cast<size_t>(shape_[static_cast<size_t>(scales_[k].dim)]));
+      absmax_[k].resize(axes_[k].size);
       RETURN_IF_ERROR(scales_[k].absmax->read(0, absmax_[k].size(), absmax_[k].data()));
     }
     while (count > 0) {
@@ -43,7 +42,7 @@ class RankOne : public Floats {
       for (uint64_t i = 0; i < n; ++i) {
         float scale = std::numeric_limits<float>::infinity();
         for (size_t k = 0; k < scales_.size(); ++k)
-          scale = least_of(scale, absmax_[k][place(k, first + i)]);
+          scale = least_of(scale, absmax_[k][axes_[k].at(first + i)]);
         out[i] = map_[std::min<size_t>(buffer_[i], map_.size() - 1)] * scale;
       }
       first += n, count -= n, out += n;
@@ -52,18 +51,10 @@ class RankOne : public Floats {
   }
 
  private:
-  size_t place(size_t k, uint64_t element) const {
-    if (scales_[k].dim < 0) return 0;
-    uint64_t stride = 1;
-    for (size_t d = static_cast<size_t>(scales_[k].dim) + 1; d < shape_.size(); ++d)
-      stride *= static_cast<uint64_t>(shape_[d]);
-    return element / stride % absmax_[k].size();
-  }
-
   const std::vector<float> map_;
   CodeReader codes_;
-  const Shape shape_;
   const std::vector<CrossTileScale> scales_;
+  std::vector<Axis> axes_;
   std::vector<std::vector<float>> absmax_;
   std::vector<uint16_t> buffer_;
 };
@@ -71,23 +62,23 @@ class RankOne : public Floats {
 /// The absmax along each dimension, measured once for the sources that need it.
 class Measured {
  public:
-  Measured(std::shared_ptr<Floats> values, Shape shape)
-      : values_(std::move(values)), shape_(std::move(shape)) {}
+  Measured(std::shared_ptr<Floats> values, const Shape& shape)
+      : values_(std::move(values)), count_(volume(shape)) {
+    for (size_t d = 0; d < shape.size(); ++d) axes_.emplace_back(shape, static_cast<int>(d));
+  }
 
   Status measure() {
     const std::lock_guard lock(mutex_);
     if (!absmax.empty()) return fine();
-    std::vector<std::vector<float>> found(shape_.size());
-    for (size_t d = 0; d < shape_.size(); ++d)
-      found[d].assign(static_cast<size_t>(shape_[d]), 0.0f);
+    std::vector<std::vector<float>> found;
+    for (const Axis& axis : axes_) found.emplace_back(axis.size, 0.0f);
     std::vector<float> x;
-    const uint64_t n = volume(shape_);
-    for (uint64_t at = 0; at < n;) {
-      x.resize(std::min<uint64_t>(n - at, 1u << 15));
+    for (uint64_t at = 0; at < count_;) {
+      x.resize(std::min<uint64_t>(count_ - at, 1u << 15));
       RETURN_IF_ERROR(values_->read(at, x.size(), x.data()));
       for (size_t i = 0; i < x.size(); ++i) {
-        for (size_t d = 0; d < shape_.size(); ++d) {
-          float& m = found[d][place(d, at + i)];
+        for (size_t d = 0; d < axes_.size(); ++d) {
+          float& m = found[d][axes_[d].at(at + i)];
           m = most_of(m, std::fabs(x[i]));
         }
       }
@@ -96,15 +87,10 @@ class Measured {
     absmax = std::move(found);
     return fine();
   }
-  size_t place(size_t d, uint64_t element) const {
-    uint64_t stride = 1;
-    for (size_t k = d + 1; k < shape_.size(); ++k) stride *= static_cast<uint64_t>(shape_[k]);
-    return element / stride % static_cast<uint64_t>(shape_[d]);
-  }
   float scale(uint64_t element) const {
-    float least = absmax[0][place(0, element)];
-    for (size_t d = 1; d < shape_.size(); ++d)
-      least = least_of(least, absmax[d][place(d, element)]);
+    float least = absmax[0][axes_[0].at(element)];
+    for (size_t d = 1; d < axes_.size(); ++d)
+      least = least_of(least, absmax[d][axes_[d].at(element)]);
     return least;
   }
   Floats& values() { return *values_; }
@@ -113,7 +99,8 @@ class Measured {
 
  private:
   const std::shared_ptr<Floats> values_;
-  const Shape shape_;
+  const uint64_t count_;
+  std::vector<Axis> axes_;
   std::mutex mutex_;
 };
 
@@ -163,9 +150,9 @@ class RankOneCodes : public Source {
 }  // namespace
 
 std::shared_ptr<Floats> rank_one_floats(std::vector<float> map, const BlockLayout& layout,
-                                        std::shared_ptr<Source> codes, Shape shape,
+                                        std::shared_ptr<Source> codes, const Shape& shape,
                                         std::vector<CrossTileScale> scales) {
-  return std::make_shared<RankOne>(std::move(map), layout, std::move(codes), std::move(shape),
+  return std::make_shared<RankOne>(std::move(map), layout, std::move(codes), shape,
                                    std::move(scales));
 }
 

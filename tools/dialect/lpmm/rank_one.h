@@ -13,7 +13,7 @@ namespace lowbit::ckpt {
 
 /// The values of codes. The scales are held in memory.
 std::shared_ptr<Floats> rank_one_floats(std::vector<float> map, const BlockLayout& layout,
-                                        std::shared_ptr<Source> codes, Shape shape,
+                                        std::shared_ptr<Source> codes, const Shape& shape,
                                         std::vector<CrossTileScale> scales);
 
 /// The codes of values, and the scales along each dimension. One pass over the values measures the

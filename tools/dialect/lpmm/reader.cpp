@@ -16,6 +16,7 @@
 #include "dialect/numbers/adapters.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/requantize/dequantize.h"
+#include "dialect/requantize/nearest.h"
 #include "dialect/tree/weights.h"
 #include "io/text.h"
 
@@ -73,8 +74,7 @@ struct LpmmReader {
     if (param.known_shape && param.shape != shape)
       return bad(what(from) + ": is of the shape " + shape_text(shape) + ", its parameter " +
                  shape_text(param.shape));
-    param.shape = shape;
-    param.known_shape = true;
+    param.learn(shape);
     return fine();
   }
 
@@ -83,9 +83,7 @@ struct LpmmReader {
     const Leaf* row = tensor_in(entry, "exp_avg_sq_row");
     const Leaf* col = tensor_in(entry, "exp_avg_sq_col");
     if (row != nullptr && col != nullptr && !col->shape.empty()) {
-      Shape shape = row->shape;
-      shape.push_back(col->shape.back());
-      RETURN_IF_ERROR(learn_shape(shape, "exp_avg_sq_row"));
+      RETURN_IF_ERROR(learn_shape(shape_of_means(row->shape, col->shape), "exp_avg_sq_row"));
     }
     for (const std::string name : kLpmmStates) {
       const Leaf* leaf = tensor_in(entry, name);
@@ -239,17 +237,8 @@ struct LpmmReader {
     }
     s.values =
         block_floats(std::make_shared<TableRule>(map), layout, codes, {floats_of(*how.absmax)});
-    const MatrixShape m = matrix_of(s.shape);
-    const bool rows_fit = m.rows == 1 || m.cols % layout.block == 0;
-    if (param.known_shape && rows_fit && layout.bits == bits && !format.empty() &&
-        std::string_view(how.absmax->dtype->name) == "float32")
-      s.codes = Codes{.format = format,
-                      .bits = bits,
-                      .rows = m.rows,
-                      .cols = m.cols,
-                      .block = layout.block,
-                      .codes = codes,
-                      .scales = how.absmax->source};
+    if (layout.bits == bits && !format.empty() && is_float32(*how.absmax))
+      s.codes = codes_of_rows(s.shape, format, bits, layout.block, codes, how.absmax->source);
     return fine();
   }
 
@@ -308,11 +297,9 @@ Result<Model> read_lpmm(std::shared_ptr<const Document> document, const Optimize
     Param& param = model.params[i];
     const Entry& entry = tree.params[i];
     LpmmReader reader{entry, param};
-    param.known_shape = false;
     ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kShape));
     if (weight != nullptr) {
-      param.shape = weight->shape;
-      param.known_shape = true;
+      param.learn(weight->shape);
     }
     RETURN_IF_ERROR(reader.shapes());
     for (const char* name : kLpmmStates) RETURN_IF_ERROR(reader.state(name));

@@ -29,7 +29,7 @@ struct LpmmWriter {
 
   Status state(const State& s) {
     const bool factor = s.name == "exp_avg_sq_row" || s.name == "exp_avg_sq_col";
-    const auto* known = std::find(std::begin(kLpmmStates), std::end(kLpmmStates), s.name);
+    const auto* known = std::ranges::find(kLpmmStates, s.name);
     if (!factor && known == std::end(kLpmmStates))
       return leave_out(param, s, "lpmm", wanted, report);
     if (s.values == nullptr) return lost_values(param, s);

@@ -18,15 +18,7 @@ constexpr std::string_view kOwnSettings[] = {
     "pre_lr_mult",        "start_wd",       "end_wd"};
 
 bool is_own(std::string_view name) {
-  return std::find(std::begin(kOwnSettings), std::end(kOwnSettings), name) !=
-         std::end(kOwnSettings);
-}
-
-const Value* find(const MegatronGroup& group, const std::string& name) {
-  for (const auto& [key, value] : group.settings) {
-    if (key == name) return &value;
-  }
-  return nullptr;
+  return std::ranges::find(kOwnSettings, name) != std::end(kOwnSettings);
 }
 
 /// "1=*.bias" taken apart.
@@ -77,7 +69,7 @@ Result<DecidedGroup> agreed(const std::vector<MegatronGroup>& groups, std::strin
       std::string all;
       bool everywhere = true, same = true;
       for (const MegatronGroup& group : groups) {
-        const Value* here = find(group, key);
+        const Value* here = setting(group.settings, key);
         everywhere = everywhere && here != nullptr;
         same = same && here != nullptr && *here == value;
         all += (all.empty() ? "" : ", ") + (here == nullptr ? "none" : value_text(*here));
@@ -106,7 +98,7 @@ size_t begin_of(const Document& common) {
   const auto listed = [](const Leaf& leaf) {
     return leaf.path.size() < 2 || leaf.path[0].text() != "optimizer" || leaf.path[1] == place(0);
   };
-  return std::all_of(common.leaves.begin(), common.leaves.end(), listed) ? 2 : 1;
+  return std::ranges::all_of(common.leaves, listed) ? 2 : 1;
 }
 
 Error two_counts(double one, double other) {
@@ -137,8 +129,8 @@ Result<Groups> megatron_groups(const Document& common) {
   for (const Leaf& leaf : common.leaves) {
     const Path& path = leaf.path;
     if (path.size() < begin + 2 || path[0].text() != "optimizer") continue;
-    const auto list = std::find_if(path.begin(), path.end(),
-                                   [](const Key& k) { return k.text() == "param_groups"; });
+    const auto list =
+        std::ranges::find_if(path, [](const Key& k) { return k.text() == "param_groups"; });
     const bool common_step = path.back().text() == "common_step";
     if (!common_step && path.end() - list < 3) continue;
     const std::string first = path[begin].text();
@@ -182,8 +174,8 @@ Groups chained_as_one(const Groups& groups) {
   std::vector<MegatronGroup> all;
   for (const auto& [chain, of_chain] : groups)
     all.insert(all.end(), of_chain.begin(), of_chain.end());
-  std::sort(all.begin(), all.end(),
-            [](const MegatronGroup& a, const MegatronGroup& b) { return a.number < b.number; });
+  std::ranges::sort(
+      all, [](const MegatronGroup& a, const MegatronGroup& b) { return a.number < b.number; });
   return {{"", std::move(all)}};
 }
 
@@ -195,10 +187,9 @@ Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup
   std::map<int64_t, std::vector<std::string>> patterns;
   for (const std::string& text : said) {
     const auto member = member_of(text);
-    const bool here =
-        member && std::any_of(groups.begin(), groups.end(), [&](const MegatronGroup& group) {
-          return group.number == member->group;
-        });
+    const bool here = member && std::ranges::any_of(groups, [&](const MegatronGroup& group) {
+                        return group.number == member->group;
+                      });
     if (here) patterns[member->group].push_back(member->pattern);
   }
   if (patterns.empty()) {
@@ -219,14 +210,13 @@ Result<std::vector<DecidedGroup>> decided_groups(const std::vector<MegatronGroup
       if (of != patterns.end() && name_fits(name, of->second)) in.push_back(g);
     }
     if (in.size() > 1)
-      return Error{Exit::kUsage, printable(name) + ": --group puts it into groups " +
-                                     std::to_string(groups[in[0]].number) + " and " +
-                                     std::to_string(groups[in[1]].number)};
+      return usage(printable(name) + ": --group puts it into groups " +
+                   std::to_string(groups[in[0]].number) + " and " +
+                   std::to_string(groups[in[1]].number));
     if (in.empty() && unnamed.size() != 1)
-      return Error{Exit::kUsage,
-                   printable(name) + ": no --group puts it into one of groups " +
-                       numbers_of(groups) +
-                       (unnamed.empty() ? "" : ", and more than one of them has no pattern")};
+      return usage(printable(name) + ": no --group puts it into one of groups " +
+                   numbers_of(groups) +
+                   (unnamed.empty() ? "" : ", and more than one of them has no pattern"));
     DecidedGroup& group = out[in.empty() ? unnamed[0] : in[0]];
     if (group.step < 0)
       return bad("the common state does not say how many steps the optimizer has made");
@@ -258,9 +248,9 @@ Status check_members(const Groups& groups,
       return usage(what + "names a group that is not there: the common state has " + all);
     const auto names = params.find(*chain);
     const bool fits =
-        names != params.end() &&
-        std::any_of(names->second.begin(), names->second.end(),
-                    [&](const std::string& name) { return name_fits(name, {member->pattern}); });
+        names != params.end() && std::ranges::any_of(names->second, [&](const std::string& name) {
+          return name_fits(name, {member->pattern});
+        });
     if (!fits)
       return usage(what + "matches no parameter" +
                    (groups.size() > 1 ? " of that group's optimizer, chained_" + *chain : ""));

@@ -30,16 +30,15 @@ Status check_path(const std::string& path, const std::string& begin) {
   if (name != "model_optim_rng.pt") return fine();
   const auto [ranks, rank] = split(folder);
   if (!rank.starts_with("mp_rank_")) return fine();
-  const auto kind = path_kind(ranks);
-  if (kind.ok() && kind.value() == PathKind::kFile) return fine();  // a zip, with it inside
+  if (is_file(ranks)) return fine();  // a zip, with it inside
   const auto around = open_folder(ranks);
   const auto listed = around.ok() ? around.value()->list() : around.error();
   if (!listed.ok())
     return bad(begin + "is one rank's file, and whether there are other ranks' cannot be seen (" +
                listed.error().text + "); copy it with its folders to where it can");
   const std::vector<std::string>& names = listed.value();
-  const auto of_ranks = std::count_if(
-      names.begin(), names.end(), [](const std::string& n) { return n.starts_with("mp_rank_"); });
+  const auto of_ranks =
+      std::ranges::count_if(names, [](const std::string& n) { return n.starts_with("mp_rank_"); });
   if (of_ranks < 2) return fine();
   return bad(
       begin + "is the file of one of " + std::to_string(of_ranks) +

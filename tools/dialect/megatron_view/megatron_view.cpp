@@ -46,8 +46,7 @@ std::optional<StateName> state_name(const Leaf& leaf) {
   const std::string_view state = rest.substr(0, dot);
   static constexpr std::string_view kStates[] = {"exp_avg", "exp_avg_sq", "momentum_buffer",
                                                  "fp32_param", "param"};
-  if (std::find(std::begin(kStates), std::end(kStates), state) == std::end(kStates))
-    return std::nullopt;
+  if (std::ranges::find(kStates, state) == std::end(kStates)) return std::nullopt;
   return StateName{chain, std::string(state), std::string(rest.substr(dot + 1))};
 }
 
@@ -124,7 +123,7 @@ class SameStates {
   }
   static bool apart(const std::set<std::string>& a, const std::set<std::string>& b) {
     return !a.empty() && !b.empty() &&
-           std::none_of(a.begin(), a.end(), [&](const std::string& s) { return b.contains(s); });
+           std::ranges::none_of(a, [&](const std::string& s) { return b.contains(s); });
   }
   static Error differ(const std::string& name, const std::string& other) {
     return bad(printable(name) + ": has not the states that " + printable(other) +
@@ -139,7 +138,7 @@ class SameStates {
 
 bool is_megatron(const Document& document) {
   if (document.manifest == nullptr || document.manifest->kind != ContainerKind::kDcp) return false;
-  return std::any_of(document.leaves.begin(), document.leaves.end(), [](const Leaf& leaf) {
+  return std::ranges::any_of(document.leaves, [](const Leaf& leaf) {
     return is_bucket(leaf) || state_name(leaf).has_value();
   });
 }
@@ -149,7 +148,7 @@ Status check_common_kept(const Document& document, const std::string& source, Co
   const bool inside =
       document.common != nullptr && !document.common->manifest->path.ends_with("/common.pt");
   const bool kept = inside && target == ContainerKind::kDcp &&
-                    std::any_of(document.leaves.begin(), document.leaves.end(), is_common_item);
+                    std::ranges::any_of(document.leaves, is_common_item);
   if (kept)
     warnings.emplace_back("metadata.json is left out; Megatron-Core loads no folder without it");
   if (is_megatron(document) && !kept)
@@ -187,9 +186,9 @@ Result<MegatronView> megatron_view(const Document& document) {
         std::string(Document::kCommonItem) + ", and neither can be read");
   ASSIGN_OR_RETURN(settled, megatron_groups(*document.common));
   // Megatron-Core may leave the prefix "chained_N." out (chained_optim_avoid_prefix).
-  const bool chained = !settled.empty() && !settled.contains("") &&
-                       std::all_of(states.begin(), states.end(),
-                                   [](const auto& state) { return state.first.chain.empty(); });
+  const bool chained =
+      !settled.empty() && !settled.contains("") &&
+      std::ranges::all_of(states, [](const auto& state) { return state.first.chain.empty(); });
   if (chained) settled = chained_as_one(settled);
   std::map<std::string, std::vector<std::string>> params;  // of each optimizer, in order
   std::set<std::pair<std::string, std::string>> seen;

@@ -35,4 +35,10 @@ inline MatrixShape matrix_of(const Shape& shape) {
   return {shape[0], cols};
 }
 
+/// The shape of a tensor by the shapes of its means of rows and of columns.
+inline Shape shape_of_means(Shape rows, const Shape& cols) {
+  rows.push_back(cols.back());
+  return rows;
+}
+
 }  // namespace lowbit::ckpt

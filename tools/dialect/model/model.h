@@ -53,6 +53,11 @@ struct Codes {
   std::shared_ptr<Source> scales;  // the format's scale dtype
 };
 
+/// The values of a name, such as settings of a group.
+using Settings = std::vector<std::pair<std::string, Value>>;
+/// The value of a name; null where there is none.
+const Value* setting(const Settings& settings, std::string_view name);
+
 /// One state of one parameter.
 struct State {
   std::string name;  // torch's: exp_avg, exp_avg_sq, max_exp_avg_sq, momentum_buffer, ...; of a
@@ -77,13 +82,11 @@ struct Param {
   std::string name;    // the fqn; "" where the checkpoint only numbers its parameters
   int64_t index = -1;  // in the order of the groups; -1 where it only has names
   Shape shape;         // {} with known_shape false where no leaf tells it
-  bool known_shape = true;
+  bool known_shape = false;
+  void learn(Shape told) { shape = std::move(told), known_shape = true; }
   std::vector<State> states;
-  std::vector<std::pair<std::string, Value>>
-      numbers;  // step, ...: plain numbers, whatever they were
+  Settings numbers;  // step, ...: plain numbers, whatever they were
 };
-
-using Settings = std::vector<std::pair<std::string, Value>>;
 
 struct Group {
   Settings settings;           // without "params"

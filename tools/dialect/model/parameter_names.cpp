@@ -9,8 +9,8 @@ namespace lowbit::ckpt {
 
 bool name_fits(const std::string& name, const std::vector<std::string>& patterns) {
   const std::string clean = clean_name(name);
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [&](const std::string& pattern) { return glob_matches(pattern, clean); });
+  return std::ranges::any_of(
+      patterns, [&](const std::string& pattern) { return glob_matches(pattern, clean); });
 }
 
 }  // namespace lowbit::ckpt

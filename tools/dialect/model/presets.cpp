@@ -1,5 +1,7 @@
 #include "dialect/model/presets.h"
 
+#include <fmt/format.h>
+
 #include "core/layout.h"
 #include "dialect/model/formats.h"
 #include "io/suggest.h"
@@ -26,12 +28,10 @@ Value value_of(const StateSpec& spec) {
 
 Result<StateSpec> spec_of(const std::string& state_format, bool is_signed, int64_t block) {
   const auto said = state_spec(state_format, is_signed);
-  if (!said) {
-    std::string all;
-    for (const std::string& name : preset_names()) all += (all.empty() ? "" : ", ") + name;
-    return usage("no preset and no state format is named " + printable(state_format) +
-                 "; presets are " + all + did_you_mean(state_format, preset_names()));
-  }
+  if (!said)
+    return usage(fmt::format("no preset and no state format is named {}; presets are {}{}",
+                             printable(state_format), fmt::join(preset_names(), ", "),
+                             did_you_mean(state_format, preset_names())));
   StateSpec spec = *said;
   if (spec.factored()) {
     if (is_signed) return usage("a state with negative values cannot be stored factored");

@@ -31,27 +31,32 @@ std::shared_ptr<Floats> scaled_floats(std::shared_ptr<Floats> values, double fac
       });
 }
 
-extern const Dialect kMuon, kMoonlight, kDion;
-const Dialect kMuon = {"muon",
-                       "Keller Jordan's Muon and MuonWithAuxAdam: momentum is an average",
-                       recognize_muon<MuonKind::kKeller>,
-                       read_muon<MuonKind::kKeller>,
-                       write_muon<MuonKind::kKeller>,
-                       {},
-                       {.decoupled_beside_muon = true}};
-const Dialect kMoonlight = {"moonlight",
-                            "Moonlight's Muon with AdamW: momentum is a sum",
-                            recognize_muon<MuonKind::kMoonlight>,
-                            read_muon<MuonKind::kMoonlight>,
-                            write_muon<MuonKind::kMoonlight>,
-                            {},
-                            {.decoupled_beside_muon = true}};
-const Dialect kDion = {"dion",
-                       "the Muon of Dion, with AdamW: momentum is a sum",
-                       recognize_muon<MuonKind::kDion>,
-                       read_muon<MuonKind::kDion>,
-                       write_muon<MuonKind::kDion>,
-                       {},
-                       {.decoupled_beside_muon = true}};
+namespace {
+
+template <MuonKind kKind>
+constexpr Dialect dialect_of(const char* name, const char* about) {
+  return {name,
+          about,
+          [](const Document&, const OptimizerTree& tree) -> Result<int> {
+            return recognize_muon(kKind, tree);
+          },
+          [](std::shared_ptr<const Document> document, const OptimizerTree& tree) {
+            return read_muon(kKind, std::move(document), tree);
+          },
+          [](const Model& model, const Wanted& wanted, DialectReport& report) {
+            return write_muon(kKind, model, wanted, report);
+          },
+          {},
+          {.decoupled_beside_muon = true}};
+}
+
+}  // namespace
+
+extern const Dialect kMuon = dialect_of<MuonKind::kKeller>(
+    "muon", "Keller Jordan's Muon and MuonWithAuxAdam: momentum is an average");
+extern const Dialect kMoonlight =
+    dialect_of<MuonKind::kMoonlight>("moonlight", "Moonlight's Muon with AdamW: momentum is a sum");
+extern const Dialect kDion =
+    dialect_of<MuonKind::kDion>("dion", "the Muon of Dion, with AdamW: momentum is a sum");
 
 }  // namespace lowbit::ckpt

@@ -33,11 +33,10 @@ bool is_of_muon(const std::string& name);
 /// Values times a factor.
 std::shared_ptr<Floats> scaled_floats(std::shared_ptr<Floats> values, double factor);
 
-template <MuonKind kKind>
-Result<int> recognize_muon(const Document& document, const OptimizerTree& tree);
-template <MuonKind kKind>
-Result<Model> read_muon(std::shared_ptr<const Document> document, const OptimizerTree& tree);
-template <MuonKind kKind>
-Result<Document> write_muon(const Model& model, const Wanted& wanted, DialectReport& report);
+int recognize_muon(MuonKind kind, const OptimizerTree& tree);
+Result<Model> read_muon(MuonKind kind, std::shared_ptr<const Document> document,
+                        const OptimizerTree& tree);
+Result<Document> write_muon(MuonKind kind, const Model& model, const Wanted& wanted,
+                            DialectReport& report);
 
 }  // namespace lowbit::ckpt

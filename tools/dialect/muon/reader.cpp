@@ -10,18 +10,18 @@ namespace lowbit::ckpt {
 namespace {
 
 bool has_state(const OptimizerTree& tree, std::string_view name) {
-  return std::any_of(tree.params.begin(), tree.params.end(),
-                     [&](const Entry& entry) { return tensor_in(entry, name) != nullptr; });
+  return std::ranges::any_of(tree.params,
+                             [&](const Entry& entry) { return tensor_in(entry, name) != nullptr; });
 }
 
 bool any_group(const OptimizerTree& tree, std::string_view name) {
-  return std::any_of(tree.groups.begin(), tree.groups.end(),
-                     [&](const Group& group) { return has_setting(group, name); });
+  return std::ranges::any_of(tree.groups,
+                             [&](const Group& group) { return has_setting(group, name); });
 }
 
 /// Whether the groups have exactly these settings, but for what programs add.
 bool exactly(const OptimizerTree& tree, const std::set<std::string>& known) {
-  return std::all_of(tree.groups.begin(), tree.groups.end(), [&](const Group& group) {
+  return std::ranges::all_of(tree.groups, [&](const Group& group) {
     std::set<std::string> found;
     for (const auto& [name, value] : group.settings) {
       if (name != "initial_lr" && name != "param_names") found.insert(name);
@@ -67,7 +67,7 @@ class Reader {
         std::copy_if(group.params.begin(), group.params.end(), std::back_inserter(part.params),
                      [&](size_t p) { return by_muon_[p] == muon; });
         if (part.params.empty()) continue;
-        RETURN_IF_ERROR(settings(group, muon, part));
+        settings(group, muon, part);
         made.push_back(std::move(part));
       }
     }
@@ -124,8 +124,7 @@ class Reader {
       } else if (is_float32(*leaf)) {
         state.own = {{known, *leaf}};
       }
-      param.shape = state.shape;
-      param.known_shape = true;
+      param.learn(state.shape);
       param.states.push_back(std::move(state));
     }
     if (kind_ == MuonKind::kDion && !param.states.empty() && number_in(param, "step") == nullptr) {
@@ -146,7 +145,7 @@ class Reader {
 
   /// The settings of a group, or of its part that Muon or AdamW steps, as torch and lowbit name
   /// them.
-  Status settings(const Group& group, bool muon, Group& to) {
+  void settings(const Group& group, bool muon, Group& to) {
     Settings& out = to.settings;
     const auto take = [&](const char* from, const char* name) {
       if (const Value* said = setting(group, from)) set_in(out, name, *said);
@@ -186,7 +185,6 @@ class Reader {
       }
       set_in(out, "param_names", std::move(names));
     }
-    return fine();
   }
 
   /// lowbit's and torch's word for the factor of the learning rate.
@@ -228,13 +226,11 @@ class Reader {
 
 }  // namespace
 
-template <MuonKind kKind>
-Result<int> recognize_muon(const Document& /*document*/, const OptimizerTree& tree) {
+int recognize_muon(MuonKind kind, const OptimizerTree& tree) {
   if (is_ours(tree)) return 0;
   const Open open = left_open(tree);
-  if constexpr (kKind == MuonKind::kDion)
-    return any_group(tree, "mu") && any_group(tree, "algorithm") ? 3 : 0;
-  if constexpr (kKind == MuonKind::kMoonlight) {
+  if (kind == MuonKind::kDion) return any_group(tree, "mu") && any_group(tree, "algorithm") ? 3 : 0;
+  if (kind == MuonKind::kMoonlight) {
     if (any_group(tree, "wd") && any_group(tree, "adamw_betas")) return 3;
     return open == Open::kSumOrAverage ? 3 : 0;
   }
@@ -243,22 +239,12 @@ Result<int> recognize_muon(const Document& /*document*/, const OptimizerTree& tr
   return any_group(tree, "use_muon") && !any_group(tree, "adamw_betas") ? 3 : 0;
 }
 
-template <MuonKind kKind>
-Result<Model> read_muon(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
-  Model out = model_of(tree, names_of(kKind).dialect, document);
-  RETURN_IF_ERROR(Reader(kKind, tree, out).run());
+Result<Model> read_muon(MuonKind kind, std::shared_ptr<const Document> document,
+                        const OptimizerTree& tree) {
+  Model out = model_of(tree, names_of(kind).dialect, document);
+  RETURN_IF_ERROR(Reader(kind, tree, out).run());
   out.algorithm = algorithm_of(out);
   return out;
 }
-
-template Result<int> recognize_muon<MuonKind::kKeller>(const Document&, const OptimizerTree&);
-template Result<int> recognize_muon<MuonKind::kMoonlight>(const Document&, const OptimizerTree&);
-template Result<int> recognize_muon<MuonKind::kDion>(const Document&, const OptimizerTree&);
-template Result<Model> read_muon<MuonKind::kKeller>(std::shared_ptr<const Document>,
-                                                    const OptimizerTree&);
-template Result<Model> read_muon<MuonKind::kMoonlight>(std::shared_ptr<const Document>,
-                                                       const OptimizerTree&);
-template Result<Model> read_muon<MuonKind::kDion>(std::shared_ptr<const Document>,
-                                                  const OptimizerTree&);
 
 }  // namespace lowbit::ckpt

@@ -18,9 +18,9 @@ class Writer {
 
   Result<Document> write() {
     if ((!wanted_.state_format.empty() && wanted_.state_format != "float32") || wanted_.block != 0)
-      return Error{Exit::kUsage, std::string(names_.whose) +
-                                     " keeps state in float32 without blocks; leave --state-format "
-                                     "and --block out"};
+      return usage(std::string(names_.whose) +
+                   " keeps state in float32 without blocks; leave --state-format "
+                   "and --block out");
     if (model_.algorithm != "muon") return no_optimizer(model_, names_.whose);
     Document out = begun(model_);
     out.leaves = model_.rest;
@@ -211,11 +211,7 @@ class Writer {
     return fine();
   }
 
-  void warn(const std::string& text) {
-    const std::string line = std::string(names_.whose) + ": " + text;
-    if (std::find(report_.warnings.begin(), report_.warnings.end(), line) == report_.warnings.end())
-      report_.warnings.push_back(line);
-  }
+  void warn(const std::string& text) { report_.warn(std::string(names_.whose) + ": " + text); }
 
   const MuonKind kind_;
   const MuonNames& names_;
@@ -226,15 +222,9 @@ class Writer {
 
 }  // namespace
 
-template <MuonKind kKind>
-Result<Document> write_muon(const Model& model, const Wanted& wanted, DialectReport& report) {
-  return Writer(kKind, model, wanted, report).write();
+Result<Document> write_muon(MuonKind kind, const Model& model, const Wanted& wanted,
+                            DialectReport& report) {
+  return Writer(kind, model, wanted, report).write();
 }
-
-template Result<Document> write_muon<MuonKind::kKeller>(const Model&, const Wanted&,
-                                                        DialectReport&);
-template Result<Document> write_muon<MuonKind::kMoonlight>(const Model&, const Wanted&,
-                                                           DialectReport&);
-template Result<Document> write_muon<MuonKind::kDion>(const Model&, const Wanted&, DialectReport&);
 
 }  // namespace lowbit::ckpt

@@ -59,10 +59,7 @@ Result<double> steps_of(const Value& value, const std::string& what) {
 }
 
 const Value* number_in(const Param& param, std::string_view name) {
-  for (const auto& [key, value] : param.numbers) {
-    if (key == name) return &value;
-  }
-  return nullptr;
+  return setting(param.numbers, name);
 }
 
 std::string value_text(const Value& value) {

@@ -1,6 +1,7 @@
 // What a conversion did to the numbers of each state.
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <string>
@@ -31,6 +32,10 @@ struct DialectReport {
   std::deque<StateReport> states;  // errors are filled while the document is written, so they stay
                                    // where they are
   std::vector<std::string> warnings;
+  /// Adds a warning, once.
+  void warn(std::string text) {
+    if (std::ranges::find(warnings, text) == warnings.end()) warnings.push_back(std::move(text));
+  }
 };
 
 }  // namespace lowbit::ckpt

@@ -146,11 +146,8 @@ class CodesOf : public Source {
         continue;
       }
       unsigned byte = per == 1 ? static_cast<unsigned>(codes_[i] + layout_.bias) : 0;
-      for (uint64_t e = 0; per > 1 && e < per; ++e) {
-        const auto shift =
-            static_cast<uint64_t>(layout_.bits) * (layout_.high_first ? per - 1 - e : e);
-        byte |= static_cast<unsigned>(codes_[i * per + e]) << shift;
-      }
+      for (uint64_t e = 0; per > 1 && e < per; ++e)
+        byte |= static_cast<unsigned>(codes_[i * per + e]) << layout_.shift(e);
       to[i] = static_cast<uint8_t>(byte);
     }
   }
@@ -260,11 +257,8 @@ Status CodeReader::read(uint64_t first, uint64_t count, uint16_t* out) {
       std::memcpy(out + i, bytes_.data() + 2 * element, 2);
     } else {
       const auto byte = static_cast<uint8_t>(bytes_[element]);
-      const uint64_t shift =
-          per == 1 ? 0
-                   : static_cast<uint64_t>(layout_.bits) * (layout_.high_first ? per - 1 - e : e);
       out[i] = per == 1 ? static_cast<uint8_t>(byte - layout_.bias)
-                        : static_cast<uint16_t>(byte >> shift & mask);
+                        : static_cast<uint16_t>(byte >> layout_.shift(e) & mask);
     }
   }
   return fine();

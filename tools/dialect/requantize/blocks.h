@@ -54,12 +54,17 @@ struct BlockLayout {
   int64_t block = 256;      // values of one scale
   int bits = 8;             // 1, 2, 4: shared bytes; 8; 16: two bytes, little-endian
   bool high_first = false;  // the first of the codes of a byte is the highest
-  uint64_t coded = 0;       // codes that are stored for blocks, `count` and zeros behind them
+  uint64_t coded = 0;       // codes that are stored for blocks, `count` and zeros behind them; 0:
+                            // none behind them
   uint64_t stored = 0;      // all codes that are stored; those from `coded` on mean nothing
   uint16_t filler = 0;      // what they are
   int bias = 0;             // of the stored bytes over the codes: int8 codes count from -127
 
   uint64_t per_element() const { return bits < 8 ? 8 / static_cast<uint64_t>(bits) : 1; }
+  /// Where in its byte code e of one lies.
+  uint64_t shift(uint64_t e) const {
+    return static_cast<uint64_t>(bits) * (high_first ? per_element() - 1 - e : e);
+  }
   uint64_t blocks() const {
     const auto b = static_cast<uint64_t>(block);
     return (count + b - 1) / b;

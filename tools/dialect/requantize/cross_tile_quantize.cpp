@@ -31,13 +31,8 @@ class CrossTileQuantizer {
         row_bytes_(code_bytes(cols_, info_.bits)),
         errors_(report) {
     for (const int dim : dims) {
-      int64_t stride = 1, n = 1;
-      if (dim == CrossTileScale::kColumns) n = cols_;
-      if (dim >= 0) {
-        n = shape[static_cast<size_t>(dim)];
-        for (size_t d = static_cast<size_t>(dim) + 1; d < shape.size(); ++d) stride *= shape[d];
-      }
-      axes_.push_back({stride, std::vector<uint32_t>(static_cast<size_t>(n), 0)});
+      const Axis axis(shape, dim);
+      axes_.push_back({axis, std::vector<uint32_t>(axis.size, 0)});
     }
   }
 
@@ -78,8 +73,8 @@ class CrossTileQuantizer {
   }
 
  private:
-  struct Axis {
-    int64_t stride;
+  struct Measured {
+    Axis axis;
     std::vector<uint32_t> absmax;  // bits of magnitudes
   };
 
@@ -89,16 +84,15 @@ class CrossTileQuantizer {
     for (int64_t at = 0; at < rows_ * cols_; at += kCrossTilePiece) {
       const int64_t n = std::min(kCrossTilePiece, rows_ * cols_ - at);
       RETURN_IF_ERROR(values_->read(static_cast<uint64_t>(at), static_cast<uint64_t>(n), x.data()));
-      for (Axis& axis : axes_) {
-        const auto size = static_cast<int64_t>(axis.absmax.size());
+      for (auto& [axis, all] : axes_) {
         for (int64_t i = 0; i < n; ++i) {
-          uint32_t& absmax = axis.absmax[static_cast<size_t>((at + i) / axis.stride % size)];
+          uint32_t& absmax = all[axis.at(static_cast<uint64_t>(at + i))];
           absmax = std::max(absmax, magnitude_bits(x[static_cast<size_t>(i)]));
         }
       }
     }
-    for (Axis& axis : axes_) {
-      for (uint32_t& absmax : axis.absmax)
+    for (auto& [axis, all] : axes_) {
+      for (uint32_t& absmax : all)
         absmax = absmax > kInfinityBits ? kCanonicalNan : absmax;  // one NaN for every processor
     }
     measured_ = true;
@@ -106,11 +100,9 @@ class CrossTileQuantizer {
   }
   void spread(int64_t first, int n, uint32_t* scale) const {
     std::fill_n(scale, n, UINT32_MAX);
-    for (const Axis& axis : axes_) {
-      const auto size = static_cast<int64_t>(axis.absmax.size());
+    for (const auto& [axis, absmax] : axes_) {
       for (int i = 0; i < n; ++i)
-        scale[i] =
-            std::min(scale[i], axis.absmax[static_cast<size_t>((first + i) / axis.stride % size)]);
+        scale[i] = std::min(scale[i], absmax[axis.at(static_cast<uint64_t>(first + i))]);
     }
   }
 
@@ -121,23 +113,8 @@ class CrossTileQuantizer {
   const int64_t rows_, cols_, row_bytes_;
   std::mutex mutex_;
   ErrorSum errors_;
-  std::vector<Axis> axes_;
+  std::vector<Measured> axes_;
   bool measured_ = false;
-};
-
-class CrossTileSource : public Source {
- public:
-  CrossTileSource(std::shared_ptr<CrossTileQuantizer> quantizer, int axis)
-      : quantizer_(std::move(quantizer)), axis_(axis) {}
-  Status do_read(uint64_t first, uint64_t count, void* out) override {
-    if (axis_ >= 0) return quantizer_->read_absmax(static_cast<size_t>(axis_), first, count, out);
-    return quantizer_->read_codes(static_cast<int64_t>(first), static_cast<int64_t>(count),
-                                  static_cast<char*>(out));
-  }
-
- private:
-  const std::shared_ptr<CrossTileQuantizer> quantizer_;
-  const int axis_;  // -1: codes
 };
 
 }  // namespace
@@ -151,10 +128,15 @@ Codes quantized_cross_tile(std::shared_ptr<Floats> values, const Shape& shape,
   if (report != nullptr) report->exact = false;
   const auto [rows, cols] = matrix_of(shape);
   Codes out{format, state_info(index).bits, rows, cols, 0, nullptr, nullptr};
-  out.codes = std::make_shared<CrossTileSource>(quantizer, -1);
+  out.codes = source_by([quantizer](uint64_t first, uint64_t count, void* to) {
+    return quantizer->read_codes(static_cast<int64_t>(first), static_cast<int64_t>(count),
+                                 static_cast<char*>(to));
+  });
   scales.clear();
   for (size_t i = 0; i < dims.size(); ++i)
-    scales.push_back({dims[i], std::make_shared<CrossTileSource>(quantizer, static_cast<int>(i))});
+    scales.push_back({dims[i], source_by([quantizer, i](uint64_t first, uint64_t count, void* to) {
+                        return quantizer->read_absmax(i, first, count, to);
+                      })});
   return out;
 }
 

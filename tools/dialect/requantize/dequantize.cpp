@@ -5,6 +5,7 @@
 
 #include "catalog/catalog.h"
 #include "cpu/step.h"
+#include "dialect/model/formats.h"
 #include "io/scratch_buffer.h"
 
 namespace lowbit::ckpt {
@@ -109,9 +110,9 @@ class Dequantizer : public Floats {
 class CrossTileDequantizer : public Dequantizer {
  public:
   CrossTileDequantizer(Codes codes, const Shape& shape, std::vector<CrossTileScale> scales)
-      : Dequantizer((codes.block = kTile, codes)),
-        shape_(shape),
-        scales_of_dims_(std::move(scales)) {}
+      : Dequantizer((codes.block = kTile, codes)), scales_of_dims_(std::move(scales)) {
+    for (const CrossTileScale& scale : scales_of_dims_) axes_.emplace_back(shape, scale.dim);
+  }
 
  protected:
   Status prepare(int64_t, int64_t) override {
@@ -121,42 +122,36 @@ class CrossTileDequantizer : public Dequantizer {
                  " has no cross-tile scales: it needs more than the largest magnitude");
     absmax_.resize(scales_of_dims_.size());
     for (size_t i = 0; i < scales_of_dims_.size(); ++i) {
-      const int dim = scales_of_dims_[i].dim;
-      const int64_t n = dim == CrossTileScale::kWhole     ? 1
-                        : dim == CrossTileScale::kColumns ? codes_.cols
-                                                          : shape_[static_cast<size_t>(dim)];
-      absmax_[i].resize(static_cast<size_t>(n));
-      RETURN_IF_ERROR(
-          scales_of_dims_[i].absmax->read(0, static_cast<uint64_t>(n), absmax_[i].data()));
+      absmax_[i].resize(axes_[i].size);
+      RETURN_IF_ERROR(scales_of_dims_[i].absmax->read(0, axes_[i].size, absmax_[i].data()));
     }
     return fine();
   }
   void dequantize(const Tile& t, const char* codes, float* out) override {
     uint32_t scale[kMaxTile];
-    const int64_t first = t.row * codes_.cols + t.col;
+    const auto first = static_cast<uint64_t>(t.row * codes_.cols + t.col);
     std::fill_n(scale, t.n, UINT32_MAX);
-    for (size_t i = 0; i < scales_of_dims_.size(); ++i) {
-      const int dim = scales_of_dims_[i].dim;
-      int64_t stride = 1;
-      if (dim >= 0) {
-        for (size_t d = static_cast<size_t>(dim) + 1; d < shape_.size(); ++d) stride *= shape_[d];
-      }
-      const auto n = static_cast<int64_t>(absmax_[i].size());
-      for (int e = 0; e < t.n; ++e) {
-        const int64_t at = dim == CrossTileScale::kWhole ? 0 : (first + e) / stride % n;
-        scale[e] = std::min(scale[e], absmax_[i][static_cast<size_t>(at)]);
-      }
+    for (size_t i = 0; i < axes_.size(); ++i) {
+      for (int e = 0; e < t.n; ++e)
+        scale[e] = std::min(scale[e], absmax_[i][axes_[i].at(first + static_cast<uint64_t>(e))]);
     }
     cpu::kernels().dequantize_given[find_state(codes_.format)](codes, scale, out, t.n);
   }
 
  private:
-  const Shape shape_;
   const std::vector<CrossTileScale> scales_of_dims_;
+  std::vector<Axis> axes_;
   std::vector<std::vector<uint32_t>> absmax_;
 };
 
 }  // namespace
+
+Axis::Axis(const Shape& shape, int dim) {
+  if (dim == CrossTileScale::kColumns) size = static_cast<uint64_t>(matrix_of(shape).cols);
+  if (dim < 0) return;
+  size = static_cast<uint64_t>(shape[static_cast<size_t>(dim)]);
+  stride = static_cast<uint64_t>(row_major(shape)[static_cast<size_t>(dim)]);
+}
 
 std::shared_ptr<Floats> dequantized(const Codes& codes) {
   return std::make_shared<Dequantizer>(codes);

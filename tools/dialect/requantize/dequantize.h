@@ -12,6 +12,14 @@ namespace lowbit::ckpt {
 /// which no optimizer of lowbit steps.
 std::shared_ptr<Floats> dequantized(const Codes& codes);
 
+/// Where an element of a tensor has its number among those along one dimension.
+struct Axis {
+  uint64_t stride = 1, size = 1;
+  /// `dim`: as in CrossTileScale.
+  Axis(const Shape& shape, int dim);
+  size_t at(uint64_t element) const { return element / stride % size; }
+};
+
 /// Absmax scales along one dimension of a tensor: one number for each index of `dim`.
 struct CrossTileScale {
   static constexpr int kColumns = -1;  // all dimensions but the first, as one

@@ -48,7 +48,7 @@ class Float8Rule : public BlockRule {
 }  // namespace
 
 NearestRule::NearestRule(std::vector<float> table, std::vector<float> boundaries, float minimum)
-    : table_(std::move(table)), boundaries_(std::move(boundaries)), min_(minimum) {
+    : TableRule(std::move(table)), boundaries_(std::move(boundaries)), min_(minimum) {
   start_.resize(size_t{1} << (32 - kDropped));
   for (size_t i = 0; i < start_.size(); ++i) {
     const float z = from_ordered(static_cast<uint32_t>(i) << kDropped);
@@ -65,12 +65,6 @@ NearestRule::NearestRule(std::vector<float> table, std::vector<float> boundaries
   // No z is beyond these.
   boundaries_.resize(boundaries_.size() + static_cast<size_t>(steps_) + 1,
                      std::numeric_limits<float>::quiet_NaN());
-}
-
-void NearestRule::dequantize(const uint16_t* codes, const Scale& scale, int64_t n,
-                             float* out) const {
-  const size_t last = table_.size() - 1;
-  for (int64_t i = 0; i < n; ++i) out[i] = table_[std::min<size_t>(codes[i], last)] * scale[0];
 }
 
 NearestRule::Scale NearestRule::scale(const float* x, int64_t n, uint16_t*) const {
@@ -127,6 +121,14 @@ std::string format_of_table(const std::vector<float>& table, bool is_signed) {
   return name != nullptr && codebook_of(name) == table ? name : "";
 }
 
+std::optional<Codes> codes_of_rows(const Shape& shape, const std::string& format, int bits,
+                                   int64_t block, std::shared_ptr<Source> codes,
+                                   std::shared_ptr<Source> scales) {
+  const auto [rows, cols] = matrix_of(shape);
+  if (rows != 1 && cols % block != 0) return std::nullopt;
+  return Codes{format, bits, rows, cols, block, std::move(codes), std::move(scales)};
+}
+
 std::optional<Codes> flat_codes(const State& state, const std::string& format, int64_t block) {
   if (!state.codes || state.codes->format != format) return std::nullopt;
   const Codes& codes = *state.codes;
@@ -142,11 +144,9 @@ Status check_shape(const Param& param, const State& state, DialectReport& report
   if (state.shape.empty())
     return bad(shown(param) + ": the checkpoint does not tell its shape; give the one with its " +
                "weights as --model PATH");
-  const std::string text =
+  report.warn(
       "the checkpoint does not tell the shapes of its parameters: states are written as matrices, "
-      "which is wrong for parameters of more dimensions; --model PATH with the weights tells them";
-  if (std::find(report.warnings.begin(), report.warnings.end(), text) == report.warnings.end())
-    report.warnings.push_back(text);
+      "which is wrong for parameters of more dimensions; --model PATH with the weights tells them");
   return fine();
 }
 

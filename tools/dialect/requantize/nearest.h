@@ -11,16 +11,14 @@
 namespace lowbit::ckpt {
 
 /// A rising codebook, and the boundaries between its codes: they define what "nearest" means.
-class NearestRule : public BlockRule {
+class NearestRule : public TableRule {
  public:
   /// boundaries[c] is the least value that gets a code above c. `minimum` bounds scales from below.
   NearestRule(std::vector<float> table, std::vector<float> boundaries, float minimum);
-  void dequantize(const uint16_t* codes, const Scale& scale, int64_t n, float* out) const override;
   Scale scale(const float* x, int64_t n, uint16_t* spare) const override;
   Scale quantize(const float* x, int64_t n, uint16_t* codes) const override;
 
  private:
-  const std::vector<float> table_;
   std::vector<float> boundaries_;
   const float min_;
   std::vector<uint8_t> start_;  // a code not above that of any z with these leading bits
@@ -40,6 +38,10 @@ std::shared_ptr<const BlockRule> torchao_float8_rule();
 /// The lowbit format with this codebook, code by code; "" if there is none.
 std::string format_of_table(const std::vector<float>& table, bool is_signed);
 
+/// Codes in blocks of a flattened tensor as rows of a matrix. Empty if blocks go over rows.
+std::optional<Codes> codes_of_rows(const Shape& shape, const std::string& format, int bits,
+                                   int64_t block, std::shared_ptr<Source> codes,
+                                   std::shared_ptr<Source> scales);
 /// The codes of a state as blocks of the flattened tensor. Empty if they have another format or
 /// block length (0: any), or if rows cut blocks.
 std::optional<Codes> flat_codes(const State& state, const std::string& format, int64_t block);

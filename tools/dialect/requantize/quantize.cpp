@@ -162,21 +162,6 @@ class Quantizer {
   std::map<int64_t, std::string> kept_;  // by first block
 };
 
-class CodeSource : public Source {
- public:
-  CodeSource(std::shared_ptr<Quantizer> quantizer, bool scales)
-      : quantizer_(std::move(quantizer)), scales_(scales) {}
-  Status do_read(uint64_t first, uint64_t count, void* out) override {
-    const auto at = static_cast<int64_t>(first), n = static_cast<int64_t>(count);
-    auto* to = static_cast<char*>(out);
-    return scales_ ? quantizer_->read_scales(at, n, to) : quantizer_->read_codes(at, n, to);
-  }
-
- private:
-  const std::shared_ptr<Quantizer> quantizer_;
-  const bool scales_;
-};
-
 }  // namespace
 
 Codes quantized(std::shared_ptr<Floats> values, const Shape& shape, const std::string& format,
@@ -186,9 +171,15 @@ Codes quantized(std::shared_ptr<Floats> values, const Shape& shape, const std::s
       std::make_shared<Quantizer>(std::move(values), shape, index, block, report);
   if (report != nullptr) report->exact = false;
   const auto [rows, cols] = matrix_of(shape);
+  const auto source = [&](Status (Quantizer::*read)(int64_t, int64_t, char*)) {
+    return source_by([quantizer, read](uint64_t first, uint64_t count, void* out) {
+      return ((*quantizer).*read)(static_cast<int64_t>(first), static_cast<int64_t>(count),
+                                  static_cast<char*>(out));
+    });
+  };
   Codes out{format, state_info(index).bits, rows, cols, block, nullptr, nullptr};
-  out.codes = std::make_shared<CodeSource>(quantizer, false);
-  out.scales = std::make_shared<CodeSource>(quantizer, true);
+  out.codes = source(&Quantizer::read_codes);
+  out.scales = source(&Quantizer::read_scales);
   return out;
 }
 

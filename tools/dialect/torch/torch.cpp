@@ -5,6 +5,7 @@
 #include "dialect/common/dialect.h"
 #include "dialect/common/other_libraries.h"
 #include "dialect/common/settings_kept.h"
+#include "dialect/model/formats.h"
 #include "dialect/numbers/document_leaves.h"
 #include "dialect/numbers/floats.h"
 #include "dialect/numbers/numbers.h"
@@ -73,9 +74,7 @@ Result<Model> read(std::shared_ptr<const Document> document, const OptimizerTree
         return bad(printable(leaf->name()) +
                    ": is not a tensor of floating-point numbers, so it is not "
                    "torch's; convert --from says whose it is");
-      State s;
-      s.name = name;
-      s.shape = leaf->shape;
+      State s = plain_state(name, *leaf);
       if (name == "row_var" || name == "col_var") {
         s.name = name == "row_var" ? "variance_row" : "variance_col";
         const size_t extra = s.shape.size() - (name == "row_var" ? 1 : 2);
@@ -87,27 +86,18 @@ Result<Model> read(std::shared_ptr<const Document> document, const OptimizerTree
         if (p.known_shape && p.shape != s.shape)
           return bad(printable(leaf->name()) + ": has shape " + shape_text(s.shape) +
                      ", another state of its parameter " + shape_text(p.shape));
-        p.shape = s.shape;
-        p.known_shape = true;
+        p.learn(s.shape);
       }
       s.is_signed = is_signed_state(s.name);
-      s.stored_as = leaf->dtype->name;
-      s.bytes = leaf->bytes();
-      s.values = floats_of(*leaf);
-      s.leaves = {leaf};
       if (is_float32(*leaf) && s.name == name) s.own = {{name, *leaf}};
       p.states.push_back(std::move(s));
     }
     const auto named = [&](const char* name) {
-      return std::find_if(p.states.begin(), p.states.end(),
-                          [&](const State& s) { return s.name == name; });
+      return std::ranges::find_if(p.states, [&](const State& s) { return s.name == name; });
     };
     const auto row = named("variance_row"), col = named("variance_col");
-    if (!p.known_shape && row != p.states.end() && col != p.states.end()) {
-      p.shape = row->shape;
-      p.shape.push_back(col->shape.back());
-      p.known_shape = true;
-    }
+    if (!p.known_shape && row != p.states.end() && col != p.states.end())
+      p.learn(shape_of_means(row->shape, col->shape));
   }
   out.algorithm = algorithm_of(out);
   for (const Group& group : out.groups) {  // of FusedAdam, CPUAdam and Megatron-Core
@@ -146,10 +136,9 @@ Leaf state_leaf(const Model& model, const Param& p, const State& s) {
 
 Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& report) {
   if ((!wanted.state_format.empty() && wanted.state_format != "float32") || wanted.block != 0)
-    return Error{
-        Exit::kUsage,
+    return usage(
         "torch's optimizers keep state in float32 without blocks; leave --state-format and "
-        "--block out, or take another --to"};
+        "--block out, or take another --to");
   RETURN_IF_ERROR(refuse_subspace(model, "torch"));
   Document out = begun(model);
   out.leaves = model.rest;
@@ -186,8 +175,7 @@ Result<Document> write(const Model& model, const Wanted& wanted, DialectReport& 
         return bad(shown(p) + ": " + s.name + " is a mean of rows or columns, from which torch's " +
                    s.name.substr(0, s.name.size() - 4) + " cannot be made");
       out.leaves.push_back(state_leaf(model, p, s));
-      report.states.push_back(
-          {shown(p), s.name, s.stored_as, is_float64(s) ? "float64" : "float32"});
+      report_of(report, p, s, is_float64(s) ? "float64" : "float32", true);
     }
   }
   const auto settings_for = [&](const Group& group) {

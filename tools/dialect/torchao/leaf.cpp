@@ -67,9 +67,8 @@ Leaf torchao_leaf(const TorchaoKind& kind, const Dtype* dtype, const Shape& shap
 
 Leaf torchao_coded(const TorchaoKind& kind, const Dtype* dtype, const Shape& shape, bool is_signed,
                    int64_t block, std::shared_ptr<Floats> values, StateReport* report) {
-  const uint64_t n = volume(shape);
   const BlockLayout layout{
-      .count = n, .block = block, .bits = kind.bits, .high_first = true, .coded = n, .stored = n};
+      .count = volume(shape), .block = block, .bits = kind.bits, .high_first = true};
   const auto& rule = making(kind, is_signed).rule;
   auto codes = block_codes(rule, layout, values, report);
   auto scales = float32_source(block_scales(rule, layout, values, 0));

@@ -15,31 +15,29 @@ class Tiled : public Floats {
   Tiled(Shape shape, std::vector<TorchaoPiece> pieces)
       : shape_(std::move(shape)), stride_(row_major(shape_)), pieces_(std::move(pieces)) {}
   Status do_read(uint64_t first, uint64_t count, float* out) override {
-    Shape at(shape_.size());
     while (count > 0) {
-      auto rest = static_cast<int64_t>(first);
-      for (size_t d = 0; d < at.size(); ++d) at[d] = rest / stride_[d], rest %= stride_[d];
+      const Shape at = index_of(shape_, first);
       const auto inside = [&](const TorchaoPiece& p) {
         for (size_t d = 0; d < at.size(); ++d) {
           if (at[d] < p.offset[d] || at[d] >= p.offset[d] + p.shape[d]) return false;
         }
         return true;
       };
-      const auto piece = std::find_if(pieces_.begin(), pieces_.end(), inside);
+      const auto piece = std::ranges::find_if(pieces_, inside);
       if (piece == pieces_.end()) return bad("an element is in no part");
       const Shape local = row_major(piece->shape);
       // Up to the end of the piece along the last dimension behind which it has all there is.
       size_t d = shape_.size();
       while (d > 1 && piece->shape[d - 1] == shape_[d - 1]) --d;
-      int64_t place = 0, run = 1;
-      for (size_t k = 0; k < at.size(); ++k) place += (at[k] - piece->offset[k]) * local[k];
+      const uint64_t place = position(at, local) - position(piece->offset, local);
+      int64_t run = 1;
       if (!at.empty()) {
         const size_t k = d - 1;
         run = (piece->offset[k] + piece->shape[k] - at[k]) * stride_[k];
         for (size_t j = k + 1; j < at.size(); ++j) run -= at[j] * stride_[j];
       }
       const uint64_t n = std::min(count, static_cast<uint64_t>(run));
-      RETURN_IF_ERROR(piece->values->read(static_cast<uint64_t>(place), n, out));
+      RETURN_IF_ERROR(piece->values->read(place, n, out));
       first += n, count -= n, out += n;
     }
     return fine();
@@ -90,9 +88,7 @@ Result<TorchaoPiece> TorchaoSubclass::piece(const Shape& offset, const Shape& sh
   BlockLayout layout{.count = n,
                      .block = std::max<int64_t>(1, out.block),
                      .bits = out.kind->bits,
-                     .high_first = true,
-                     .coded = n,
-                     .stored = n};
+                     .high_first = true};
   out.format = is_signed ? out.kind->with_sign : out.kind->without;
   std::shared_ptr<const BlockRule> rule;
   if (fp8) {

@@ -48,8 +48,7 @@ Status add_state(const Document& document, const std::string& name, const Leaf& 
   if (param.known_shape && param.shape != leaf.shape)
     return bad(printable(leaf.name()) + ": has the shape " + shape_text(leaf.shape) +
                ", another state of its parameter " + shape_text(param.shape));
-  param.shape = leaf.shape;
-  param.known_shape = true;
+  param.learn(leaf.shape);
   ASSIGN_OR_RETURN(read, torchao_state(document, leaf));
   read.state.name = name;
   param.states.push_back(std::move(read.state));

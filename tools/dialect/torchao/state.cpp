@@ -65,8 +65,8 @@ Result<std::vector<TorchaoPiece>> pieces_of(const Document& document, const Leaf
 /// another.
 void describe(TorchaoState& out, const std::vector<TorchaoPiece>& pieces) {
   State& s = out.state;
-  const auto coded = std::find_if(pieces.begin(), pieces.end(),
-                                  [](const TorchaoPiece& p) { return p.kind != nullptr; });
+  const auto coded =
+      std::ranges::find_if(pieces, [](const TorchaoPiece& p) { return p.kind != nullptr; });
   bool one = coded != pieces.end(), plain = false;
   int64_t row = 0;
   std::vector<Run> codes, scales;

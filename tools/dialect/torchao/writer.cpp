@@ -51,8 +51,7 @@ Result<const TorchaoKind*> kind_of(const Model& model, const std::string& said) 
   if (said == "fp8") return &kTorchaoKinds[2];
   if (said == "float32") return nullptr;
   if (const TorchaoKind* kind = kind_of_format(said)) return kind;
-  return Error{Exit::kUsage,
-               "torchao keeps state as 8bit, 4bit, fp8 or float32, not as " + printable(said)};
+  return usage("torchao keeps state as 8bit, 4bit, fp8 or float32, not as " + printable(said));
 }
 
 class TorchaoWriter {
@@ -187,8 +186,8 @@ class TorchaoWriter {
 
 Result<Document> write_torchao(const Model& model, const Wanted& wanted, DialectReport& report) {
   if (wanted.block < 0 || wanted.block % 2 != 0)
-    return Error{Exit::kUsage, "torchao's blocks have an even number of values, not " +
-                                   std::to_string(wanted.block)};
+    return usage("torchao's blocks have an even number of values, not " +
+                 std::to_string(wanted.block));
   ASSIGN_OR_RETURN(kind, kind_of(model, wanted.state_format));
   return TorchaoWriter(model, wanted, kind, report).write();
 }

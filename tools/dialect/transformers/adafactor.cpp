@@ -11,6 +11,7 @@
 #include <algorithm>
 
 #include "dialect/common/other_libraries.h"
+#include "dialect/model/formats.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -30,11 +31,11 @@ Result<int> recognize_transformers(const Document& /*document*/, const Optimizer
     const Value* eps = setting(group, "eps");
     if (eps == nullptr || eps->items.size() != 2 || has_setting(group, "min_8bit_size")) return 0;
   }
-  return std::any_of(tree.params.begin(), tree.params.end(),
-                     [](const Entry& entry) {
-                       return tensor_in(entry, "exp_avg_sq") != nullptr ||
-                              tensor_in(entry, "exp_avg_sq_row") != nullptr;
-                     })
+  return std::ranges::any_of(tree.params,
+                             [](const Entry& entry) {
+                               return tensor_in(entry, "exp_avg_sq") != nullptr ||
+                                      tensor_in(entry, "exp_avg_sq_row") != nullptr;
+                             })
              ? 3
              : 0;
 }
@@ -53,17 +54,14 @@ Status read_param(const Entry& entry, Param& param) {
     if (r.empty() || r.size() != c.size() || !std::equal(r.begin(), r.end() - 1, c.begin()))
       return wrong(param, "exp_avg_sq_row has the shape " + shape_text(r) + " and exp_avg_sq_col " +
                               shape_text(c));
-    param.shape = r;
-    param.shape.push_back(c.back());
-    param.known_shape = true;
+    param.learn(shape_of_means(r, c));
     param.states.push_back(plain_state("variance_row", *row));
     param.states.push_back(plain_state("variance_col", *col));
   }
   if (full != nullptr) {
     if (full->shape.size() > 1)
       return wrong(param, "exp_avg_sq has the shape " + shape_text(full->shape));
-    param.shape = full->shape;
-    param.known_shape = true;
+    param.learn(full->shape);
     param.states.push_back(plain_state("variance", *full));
   }
   for (State& s : param.states) s.is_signed = false;
@@ -80,7 +78,7 @@ Result<std::string> refusal(const Model& model, const Group& group,
         "it is GaLore's, whose states are of gradients in a subspace; continue with that "
         "optimizer, or start a new one from the weights");
   const Value* beta1 = setting(group, "beta1");
-  const bool mean = std::any_of(group.params.begin(), group.params.end(), [&](size_t i) {
+  const bool mean = std::ranges::any_of(group.params, [&](size_t i) {
     const auto& states = model.params[i].states;
     return !states.empty() && states.back().name == "exp_avg";
   });

@@ -245,7 +245,7 @@ std::set<std::string> states_with(bool lowbit::Slot::* flag) {
 /// Whether all groups are of timm's LARS where its step is that of lowbit's: it adapts a tensor
 /// that is not decayed only with `always_adapt`.
 bool takes_step_of_lars(const std::vector<Group>& groups) {
-  return !groups.empty() && std::all_of(groups.begin(), groups.end(), [&](const Group& group) {
+  return !groups.empty() && std::ranges::all_of(groups, [&](const Group& group) {
     return setting(group, "trust_coeff") != nullptr && !is_on(group, "trust_clip") &&
            (is_on(group, "weight_decay") || is_on(group, "always_adapt"));
   });
@@ -270,16 +270,15 @@ std::string algorithm_by_states(const Model& model) {
     return !model.groups.empty() && setting(model.groups[0], name) != nullptr;
   };
   const auto only = [&](std::set<std::string> allowed, const std::string& needed) {
-    return names.contains(needed) &&
-           std::includes(allowed.begin(), allowed.end(), names.begin(), names.end());
+    return names.contains(needed) && std::ranges::includes(allowed, names);
   };
   // AdamW steps what Muon does not.
-  const bool muon = std::any_of(model.groups.begin(), model.groups.end(), [](const Group& group) {
+  const bool muon = std::ranges::any_of(model.groups, [](const Group& group) {
     return setting(group, "ns_coefficients") != nullptr || setting(group, "use_muon") != nullptr;
   });
   const std::set<std::string> of_muon = {"momentum_buffer", kRowMoments, "exp_avg", "exp_avg_sq"};
   if (muon) {
-    return std::includes(of_muon.begin(), of_muon.end(), names.begin(), names.end()) ? "muon" : "";
+    return std::ranges::includes(of_muon, names) ? "muon" : "";
   }
   if (names.empty()) return set("momentum") && set("nesterov") ? "sgd" : "";
   if (only({"exp_avg", "exp_avg_slow", "exp_avg_sq"}, "exp_avg_slow")) return "ademamix";
@@ -343,17 +342,15 @@ std::string refusal_of_rule(const Model& model, const std::string& whose) {
 
 Status refuse_subspace(const Model& model, const std::string& whose) {
   for (const Param& p : model.params) {
-    for (const auto& [name, value] : p.numbers) {
-      if (name != "apollo_rank") continue;
-      const bool fira = std::any_of(p.states.begin(), p.states.end(),
-                                    [](const State& s) { return s.name == "projection"; });
-      const char* by = fira                             ? "Fira"
-                       : model.algorithm == "adafactor" ? "Adafactor with a rank"
-                                                        : "APOLLO";
-      return bad(shown(p) + ": its state is of the gradient in a subspace, which " + whose +
-                 " does not have; only lowbit's " + by + " continues with it" +
-                 (model.dialect == "lowbit" ? "" : " (convert --to lowbit)"));
-    }
+    if (setting(p.numbers, "apollo_rank") == nullptr) continue;
+    const bool fira =
+        std::ranges::any_of(p.states, [](const State& s) { return s.name == "projection"; });
+    const char* by = fira                             ? "Fira"
+                     : model.algorithm == "adafactor" ? "Adafactor with a rank"
+                                                      : "APOLLO";
+    return bad(shown(p) + ": its state is of the gradient in a subspace, which " + whose +
+               " does not have; only lowbit's " + by + " continues with it" +
+               (model.dialect == "lowbit" ? "" : " (convert --to lowbit)"));
   }
   return fine();
 }
@@ -383,12 +380,11 @@ Error no_optimizer(const Model& model, const std::string& whose) {
 
 bool torch_lacks_optimizer(const Model& model) {
   // torch's Muon steps matrices only, and is not a NorMuon.
-  const bool mixed = model.algorithm == "muon" &&
-                     std::any_of(model.params.begin(), model.params.end(), [](const Param& p) {
-                       return std::any_of(p.states.begin(), p.states.end(), [](const State& s) {
-                         return s.name != "momentum_buffer";
-                       });
-                     });
+  const bool mixed =
+      model.algorithm == "muon" && std::ranges::any_of(model.params, [](const Param& p) {
+        return std::ranges::any_of(p.states,
+                                   [](const State& s) { return s.name != "momentum_buffer"; });
+      });
   return mixed || torch_settings(model.algorithm).empty();
 }
 

@@ -11,16 +11,15 @@ namespace lowbit::ckpt {
 namespace {
 
 bool is_of_a_state(const Param& param, const Leaf* leaf) {
-  return std::any_of(param.states.begin(), param.states.end(), [&](const State& s) {
-    return std::find(s.leaves.begin(), s.leaves.end(), leaf) != s.leaves.end();
+  return std::ranges::any_of(param.states, [&](const State& s) {
+    return std::ranges::find(s.leaves, leaf) != s.leaves.end();
   });
 }
 
 }  // namespace
 
 Status check_any_read(const OptimizerTree& tree, const Model& model) {
-  if (std::any_of(model.params.begin(), model.params.end(),
-                  [](const Param& p) { return !p.states.empty(); }))
+  if (std::ranges::any_of(model.params, [](const Param& p) { return !p.states.empty(); }))
     return fine();
   for (const Entry& entry : tree.params) {
     for (const auto& [name, leaf] : entry.leaves) {

@@ -3,10 +3,12 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <set>
 #include <string_view>
 #include <utility>
 
 #include "dialect/tree/optimizer_root.h"
+#include "dialect/tree/weights.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -25,6 +27,7 @@ bool is_buffer(const Leaf& leaf) {
 struct ModuleWeights {
   Path path;
   std::vector<const Leaf*> params;
+  std::set<std::string> memories = {};  // of params
 };
 
 std::vector<ModuleWeights> weights_of(const Document& model) {
@@ -38,22 +41,13 @@ std::vector<ModuleWeights> weights_of(const Document& model) {
   std::vector<ModuleWeights> out;
   for (const Leaf& leaf : model.leaves) {
     if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty() || is_buffer(leaf)) continue;
-    if (std::any_of(roots.begin(), roots.end(),
-                    [&](const Path& root) { return is_below(leaf.path, root); }))
+    if (std::ranges::any_of(roots, [&](const Path& root) { return is_below(leaf.path, root); }))
       continue;
     const Path above(leaf.path.begin(), leaf.path.end() - 1);
-    auto at = std::find_if(out.begin(), out.end(),
-                           [&](const ModuleWeights& w) { return w.path == above; });
+    auto at = std::ranges::find_if(out, [&](const ModuleWeights& w) { return w.path == above; });
     if (at == out.end()) at = out.insert(out.end(), {above, {}});
-    const std::optional<Alias> alias = leaf.stored == nullptr ? std::nullopt : leaf.stored->alias;
-    const bool tied =
-        alias && std::any_of(at->params.begin(), at->params.end(), [&](const Leaf* l) {
-          if (l->stored == nullptr || !l->stored->alias || l->shape != leaf.shape) return false;
-          const Alias& other = *l->stored->alias;
-          return other.storage == alias->storage && other.first == alias->first &&
-                 other.stride == alias->stride;
-        });
-    if (!tied) at->params.push_back(&leaf);
+    const std::string memory = memory_of(leaf);
+    if (memory.empty() || at->memories.insert(memory).second) at->params.push_back(&leaf);
   }
   return out;
 }
@@ -61,7 +55,7 @@ std::vector<ModuleWeights> weights_of(const Document& model) {
 /// Whether the dict is one that a module's state_dict() made, with its `_metadata`: its keys are in
 /// the module's own order. Conversions that lose the order lose that mark too.
 bool made_by_module(const Document& model, const Path& path) {
-  return std::any_of(model.dicts.begin(), model.dicts.end(), [&](const DictInfo& info) {
+  return std::ranges::any_of(model.dicts, [&](const DictInfo& info) {
     return info.path == path && info.attributes.is_dict() &&
            info.attributes.find("_metadata") != nullptr;
   });

@@ -42,8 +42,9 @@ size_t hash_of(const Settings& settings) {
 /// A leaf below param_groups.
 struct Setting {
   Path path;
-  Value value;
+  Value value;         // none of an array
   const Leaf* tensor;  // null where it is a plain value
+  bool array;          // a tensor of other than one element
 };
 
 class Finder {
@@ -108,15 +109,15 @@ class Finder {
       return bad(printable(leaf.name()) +
                  ": is not a plain value, so what the optimizer is set to cannot be read");
     }
-    if (leaf.kind == Leaf::Kind::kTensor && volume(leaf.shape) != 1) {
+    const bool tensor = leaf.kind == Leaf::Kind::kTensor;
+    Setting made{Path(path.begin() + static_cast<std::ptrdiff_t>(n), path.end()), std::move(plain),
+                 tensor ? &leaf : nullptr, tensor && volume(leaf.shape) != 1};
+    if (made.array) {
       out_.warnings.push_back(printable(leaf.name()) + ": is a tensor and is left out");
-      array_leaf(Path(path.begin() + static_cast<std::ptrdiff_t>(n), path.end()), leaf);
-      return fine();
+    } else if (tensor) {
+      ASSIGN_OR_RETURN(number, number_of(leaf));
+      made.value = std::move(number);
     }
-    ASSIGN_OR_RETURN(number, leaf.kind == Leaf::Kind::kTensor ? number_of(leaf)
-                                                              : Result<Value>(std::move(plain)));
-    Setting made{Path(path.begin() + static_cast<std::ptrdiff_t>(n), path.end()), std::move(number),
-                 leaf.kind == Leaf::Kind::kTensor ? &leaf : nullptr};
     if (path[n].name == "param_groups") {
       made.path.erase(made.path.begin());
       if (!put_setting(made))
@@ -128,23 +129,12 @@ class Finder {
     return fine();
   }
 
-  /// A setting that is a tensor of several elements, by its path from param_groups on.
-  void array_leaf(Path path, const Leaf& leaf) {
-    if (path[0].name == "param_groups") {
-      if (path.size() > 2)
-        arrays_[path[1].number].emplace_back(Path(path.begin() + 2, path.end()), &leaf);
-      return;
-    }
-    path[0].name = path[0].name.substr(kFlatGroups.size());
-    flat_arrays_.emplace_back(std::move(path), &leaf);
-  }
-
   /// Stores a setting of a numbered group; false where its path is not valid.
   bool put_setting(const Setting& setting) {
     if (setting.tensor != nullptr && setting.path.size() > 1)
-      tensors_[setting.path[0].number].emplace_back(
+      (setting.array ? arrays_ : tensors_)[setting.path[0].number].emplace_back(
           Path(setting.path.begin() + 1, setting.path.end()), setting.tensor);
-    return groups_.put(setting.path, setting.value, room_);
+    return setting.array || groups_.put(setting.path, setting.value, room_);
   }
 
   /// "param_groups.<x>.<name>": x is a group's number where one of the names is `params`, else a
@@ -162,45 +152,36 @@ class Finder {
     struct Flat {
       NestedValue settings;
       Group group;
+      bool met = false;  // a setting that is no array
     };
     std::map<std::string, Flat> of;
     std::vector<std::string> order;
-    for (const auto& [path, value, tensor] : flat_groups_) {
-      const std::string name = path[0].name;
-      const size_t dot = nested ? name.find('.') : name.rfind('.');
-      if (dot == std::string::npos) continue;
-      Path way(path.begin() + 1, path.end());
-      if (nested) {
-        if (!digits(name.substr(0, dot))) continue;
-        way.insert(way.begin(), Key(name.substr(dot + 1)));
-        way.insert(way.begin(), Key(Key::Kind::kIndex, std::stoll(name.substr(0, dot))));
-        numbered_groups_.push_back({way, value, tensor});
-        continue;
-      }
-      const std::string key = name.substr(0, dot), what = name.substr(dot + 1);
-      if (!of.contains(key)) order.push_back(key);
-      way.insert(way.begin(), Key(what));
-      of[key].settings.put(way, value, room_);
-      if (tensor != nullptr) of[key].group.tensors.emplace_back(std::move(way), tensor);
-    }
-    std::map<std::string, std::vector<std::pair<Path, const Leaf*>>> arrays_of;
-    for (const auto& [path, leaf] : flat_arrays_) {
+    for (const auto& [path, value, tensor, array] : flat_groups_) {
       const std::string& name = path[0].name;
       const size_t dot = nested ? name.find('.') : name.rfind('.');
       if (dot == std::string::npos || (nested && !digits(name.substr(0, dot)))) continue;
+      const std::string key = name.substr(0, dot);
       Path way(path.begin() + 1, path.end());
       way.insert(way.begin(), Key(name.substr(dot + 1)));
       if (nested) {
-        arrays_[std::stoll(name.substr(0, dot))].emplace_back(std::move(way), leaf);
+        way.insert(way.begin(), Key(Key::Kind::kIndex, std::stoll(key)));
+        numbered_groups_.push_back({way, value, tensor, array});
         continue;
       }
-      way.insert(way.begin(), Key(name.substr(0, dot)));
-      arrays_of[name.substr(0, dot)].emplace_back(std::move(way), leaf);
+      Flat& flat = of[key];
+      if (array) {
+        way.insert(way.begin(), Key(key));
+        flat.group.arrays.emplace_back(std::move(way), tensor);
+        continue;
+      }
+      if (!std::exchange(flat.met, true)) order.push_back(key);
+      flat.settings.put(way, value, room_);
+      if (tensor != nullptr) flat.group.tensors.emplace_back(std::move(way), tensor);
     }
     // Flat names are sorted, so "10" comes before "2".
-    std::stable_sort(
-        numbered_groups_.begin(), numbered_groups_.end(),
-        [](const auto& a, const auto& b) { return a.path[0].number < b.path[0].number; });
+    std::ranges::stable_sort(numbered_groups_, [](const auto& a, const auto& b) {
+      return a.path[0].number < b.path[0].number;
+    });
     for (const Setting& setting : numbered_groups_) put_setting(setting);
     // Parameters of equal settings are one group.
     std::unordered_multimap<size_t, size_t> known;
@@ -218,9 +199,11 @@ class Finder {
       if (same == last) {
         known.emplace(hash, place);
         flat_.push_back({std::move(group), {}});
+      } else {
+        auto& arrays = flat_[place].first.arrays;
+        arrays.insert(arrays.end(), group.arrays.begin(), group.arrays.end());
       }
       flat_[place].second.push_back(key);
-      for (auto& array : arrays_of[key]) flat_[place].first.arrays.push_back(std::move(array));
     }
   }
 
@@ -279,12 +262,10 @@ class Finder {
   /// Torch before 1.0 numbered parameters by their addresses: what counts is the groups' order.
   void number_addresses() {
     const auto count = static_cast<int64_t>(out_.params.size());
-    const bool addresses = !out_.groups.empty() &&
-                           std::any_of(out_.params.begin(), out_.params.end(),
-                                       [](const Entry& e) { return e.index >= 1 << 20; }) &&
-                           std::any_of(out_.params.begin(), out_.params.end(),
-                                       [count](const Entry& e) { return e.index >= count; });
-    if (!addresses) return;
+    const bool addresses = std::ranges::any_of(out_.params, [count](const Entry& e) {
+      return e.index >= std::max<int64_t>(count, 1 << 20);
+    });
+    if (out_.groups.empty() || !addresses) return;
     out_.warnings.push_back(
         "parameters are numbered by address, as old torch did: they are taken in the groups' "
         "order");
@@ -295,11 +276,10 @@ class Finder {
   void append_ungrouped(const std::unordered_set<std::string>& taken) {
     if (out_.groups.empty()) {
       out_.warnings.push_back("there are no parameter groups: settings are the target's defaults");
-      out_.numbered =
-          !entries_.empty() && std::all_of(entries_.begin(), entries_.end(),
-                                           [](const Entry& e) { return digits(e.key); });
+      out_.numbered = !entries_.empty() &&
+                      std::ranges::all_of(entries_, [](const Entry& e) { return digits(e.key); });
       if (out_.numbered)
-        std::sort(entries_.begin(), entries_.end(), [](const Entry& a, const Entry& b) {
+        std::ranges::sort(entries_, [](const Entry& a, const Entry& b) {
           return std::stoll(a.key) < std::stoll(b.key);
         });
     }
@@ -327,7 +307,6 @@ class Finder {
   // Settings of numbered groups that are tensors of one element, and of more, by their paths in the
   // group.
   std::map<int64_t, std::vector<std::pair<Path, const Leaf*>>> tensors_, arrays_;
-  std::vector<std::pair<Path, const Leaf*>> flat_arrays_;
   std::vector<std::pair<Group, std::vector<std::string>>> flat_;
 };
 
@@ -372,8 +351,8 @@ Result<OptimizerTree> optimizer_tree_of(const Document& document) {
       return flat_name(root.path) != *document.optimizer;
     });
   if (roots.empty() && !all_roots.empty())
-    return Error{Exit::kUsage, "holds no optimizer under '" + printable(*document.optimizer) +
-                                   "', but under " + names_of_roots(all_roots)};
+    return usage("holds no optimizer under '" + printable(*document.optimizer) + "', but under " +
+                 names_of_roots(all_roots));
   if (roots.empty()) return bad("holds no optimizer state dict (no `state` and `param_groups`)");
   if (roots.size() > 1)
     return bad(
@@ -417,7 +396,6 @@ Model model_of(const OptimizerTree& tree, const std::string& dialect,
     Param p;
     p.name = entry.name;
     p.index = entry.index;
-    p.known_shape = false;
     out.params.push_back(std::move(p));
   }
   return out;
@@ -431,11 +409,15 @@ std::string shown(const Param& param) {
   return param.name.empty() ? "parameter " + std::to_string(param.index) : printable(param.name);
 }
 
-const Value* setting(const Group& group, std::string_view name) {
-  for (const auto& [key, value] : group.settings) {
+const Value* setting(const Settings& settings, std::string_view name) {
+  for (const auto& [key, value] : settings) {
     if (key == name) return &value;
   }
   return nullptr;
+}
+
+const Value* setting(const Group& group, std::string_view name) {
+  return setting(group.settings, name);
 }
 
 bool is_on(const Group& group, std::string_view name) {

@@ -65,19 +65,18 @@ bool fits(const Signature& known, const Group& group) {
   if (known.off != nullptr && (off == nullptr || off->is_on())) return false;
   if (known.on != nullptr && !is_on(group, known.on)) return false;
   if (known.without != nullptr && setting(group, known.without) != nullptr) return false;
-  return std::all_of(known.keys.begin(), known.keys.end(),
-                     [&](const char* key) { return setting(group, key) != nullptr; });
+  return std::ranges::all_of(known.keys,
+                             [&](const char* key) { return setting(group, key) != nullptr; });
 }
 
 bool fits(const Signature& known, const Model& model) {
   const bool numbered =
-      known.number == nullptr ||
-      std::any_of(model.params.begin(), model.params.end(), [&](const Param& p) {
-        return std::any_of(p.numbers.begin(), p.numbers.end(),
-                           [&](const auto& n) { return n.first == known.number; });
+      known.number == nullptr || std::ranges::any_of(model.params, [&](const Param& p) {
+        return std::ranges::any_of(p.numbers,
+                                   [&](const auto& n) { return n.first == known.number; });
       });
-  return numbered && std::any_of(model.groups.begin(), model.groups.end(),
-                                 [&](const Group& group) { return fits(known, group); });
+  return numbered &&
+         std::ranges::any_of(model.groups, [&](const Group& group) { return fits(known, group); });
 }
 
 }  // namespace

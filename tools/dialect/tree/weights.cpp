@@ -26,7 +26,7 @@ std::string place_of(const std::string& full, const std::string& param) {
 bool are_alike(const std::vector<const Leaf*>& leaves, Weights::Asked asked) {
   const Leaf& first = *leaves[0];
   const std::string memory = memory_of(first);
-  return std::all_of(leaves.begin(), leaves.end(), [&](const Leaf* leaf) {
+  return std::ranges::all_of(leaves, [&](const Leaf* leaf) {
     if (asked == Weights::Asked::kShape) return leaf->shape == first.shape;
     if (asked == Weights::Asked::kDtype) return leaf->dtype == first.dtype;
     return leaf == &first || (!memory.empty() && memory_of(*leaf) == memory);
@@ -45,14 +45,14 @@ std::string memory_of(const Leaf& leaf) {
 void TensorsByName::add(const Leaf& leaf) {
   if (leaf.kind != Leaf::Kind::kTensor || leaf.path.empty()) return;
   std::string name = clean_name(leaf.name());
-  std::reverse(name.begin(), name.end());
+  std::ranges::reverse(name);
   by_end_.emplace(std::move(name), leaves_.size());
   leaves_.push_back(&leaf);
 }
 
 std::vector<const Leaf*> TensorsByName::find(const std::string& param) const {
   std::string end = clean_name(param);
-  std::reverse(end.begin(), end.end());
+  std::ranges::reverse(end);
   std::map<size_t, std::string> places;  // by number of the leaf
   for (auto at = by_end_.lower_bound(end); at != by_end_.end() && at->first.starts_with(end);
        ++at) {
@@ -61,7 +61,7 @@ std::vector<const Leaf*> TensorsByName::find(const std::string& param) const {
   }
   std::vector<const Leaf*> found;
   for (const auto& [number, place] : places) {
-    const bool hidden = std::any_of(places.begin(), places.end(), [&](const auto& other) {
+    const bool hidden = std::ranges::any_of(places, [&](const auto& other) {
       return place.size() > other.second.size() && place.starts_with(other.second);
     });
     if (!hidden) found.push_back(leaves_[number]);
