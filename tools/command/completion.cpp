@@ -21,8 +21,8 @@ std::string option_names(const Outline& of) {
 }
 
 bool takes_files(const Outline& command) {
-  return std::any_of(command.places.begin(), command.places.end(),
-                     [](const OutlineOption& place) { return place.is_path(); });
+  return std::ranges::any_of(command.places,
+                             [](const OutlineOption& place) { return place.is_path(); });
 }
 
 constexpr char kBash[] = R"(# bash completion for lowbit-ckpt

@@ -58,7 +58,7 @@ void print_states(const Json& report) {
         : plan    ? "rounded"
                : fmt::format("max error {:.3g}, relative {:.3g} at most", row.limit, row.relative));
   }
-  std::sort(worst.begin(), worst.end(), [](const Json& a, const Json& b) {
+  std::ranges::sort(worst, [](const Json& a, const Json& b) {
     return error_of(a, "relative_error") > error_of(b, "relative_error");
   });
   if (worst.size() < 2) return;
@@ -128,13 +128,11 @@ void add_state(CLI::App& command, ConvertOptions& options) {
           "The path of the optimizer to convert, if SOURCE has several, such as optimizers.0; the "
           "others stay as they are")
       ->type_name("PATH");
-  command
-      .add_option("--group", options.members,
-                  "Parameters whose names match PATTERN are in group N of Megatron-Core's common "
-                  "state, such as '1=*.bias'; may be repeated")
-      ->type_name("N=PATTERN")
-      ->option_text("N=PATTERN")
-      ->allow_extra_args(false);
+  repeat(command.add_option(
+             "--group", options.members,
+             "Parameters whose names match PATTERN are in group N of Megatron-Core's common "
+             "state, such as '1=*.bias'; may be repeated"),
+         "N=PATTERN");
   command
       .add_option(
           "--state-format", options.wanted.state_format,
@@ -145,13 +143,11 @@ void add_state(CLI::App& command, ConvertOptions& options) {
   command.add_option("--block", options.wanted.block, "Values that share a scale, 32 to 2048")
       ->check(whole_number(32, 2048))
       ->type_name("N");
-  command
-      .add_option("--full-precision", options.wanted.full_precision,
-                  "Parameters whose names match PATTERN keep float32 state, such as '*embed*'; may "
-                  "be repeated")
-      ->type_name("PATTERN")
-      ->option_text("PATTERN")
-      ->allow_extra_args(false);
+  repeat(command.add_option(
+             "--full-precision", options.wanted.full_precision,
+             "Parameters whose names match PATTERN keep float32 state, such as '*embed*'; may "
+             "be repeated"),
+         "PATTERN");
 }
 
 }  // namespace
@@ -161,14 +157,9 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   ConvertOptions& options = given->options;
   CLI::App* command = app.add_subcommand(
       "convert", "Write a checkpoint for another optimizer, state format or container");
-  command->add_option("SOURCE", given->source, "The checkpoint, in any container")
-      ->required()
-      ->option_text("REQUIRED");
-  command
-      ->add_option("TARGET", given->target,
-                   "The folder or file to write; it appears whole or not at all")
-      ->required()
-      ->option_text("REQUIRED");
+  add_place(*command, "SOURCE", given->source, "The checkpoint, in any container");
+  add_place(*command, "TARGET", given->target,
+            "The folder or file to write; it appears whole or not at all");
   add_state(*command, options);
   command
       ->add_option("--container", options.container,

@@ -66,8 +66,8 @@ Status run(DiffArguments& given) {
 void add_diff(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<DiffArguments>();
   CLI::App* command = app.add_subcommand("diff", "Compare two checkpoints by value");
-  command->add_option("A", given->first, "A checkpoint")->required()->option_text("REQUIRED");
-  command->add_option("B", given->second, "Another")->required()->option_text("REQUIRED");
+  add_place(*command, "A", given->first, "A checkpoint");
+  add_place(*command, "B", given->second, "Another");
   command->add_flag("--bytes", given->options.bytes, "Compare stored bytes instead of values");
   command
       ->add_option(

@@ -141,7 +141,7 @@ Status run(InspectArguments& given) {
 void add_inspect(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<InspectArguments>();
   CLI::App* command = app.add_subcommand("inspect", "Show what a checkpoint contains");
-  command->add_option("PATH", given->path, "The checkpoint")->required()->option_text("REQUIRED");
+  add_place(*command, "PATH", given->path, "The checkpoint");
   command->add_option("--html", given->html, "Write a page for a browser, with plots of the state")
       ->type_name("FILE");
   command->add_flag("--force", given->force, "Replace FILE of --html if it exists");

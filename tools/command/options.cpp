@@ -117,17 +117,21 @@ CLI::Validator whole_number(int64_t least, int64_t most) {
           ""};
 }
 
+void add_place(CLI::App& command, const char* name, std::string& value, const char* about) {
+  command.add_option(name, value, about)->required()->option_text("REQUIRED");
+}
+
+void repeat(CLI::Option* option, const char* type) {
+  option->type_name(type)->option_text(type)->allow_extra_args(false);
+}
+
 void add_selection(CLI::App& command, Selection& selection) {
-  command
-      .add_option("--include", selection.include,
-                  "Only names that match GLOB (*, ?, [ab]); may be repeated")
-      ->type_name("GLOB")
-      ->option_text("GLOB")
-      ->allow_extra_args(false);
-  command.add_option("--exclude", selection.exclude, "Skip names that match GLOB; may be repeated")
-      ->type_name("GLOB")
-      ->option_text("GLOB")
-      ->allow_extra_args(false);
+  repeat(command.add_option("--include", selection.include,
+                            "Only names that match GLOB (*, ?, [ab]); may be repeated"),
+         "GLOB");
+  repeat(command.add_option("--exclude", selection.exclude,
+                            "Skip names that match GLOB; may be repeated"),
+         "GLOB");
 }
 
 void WriteArguments::add(CLI::App& command, WriteOptions& options) {

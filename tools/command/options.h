@@ -22,6 +22,10 @@ int default_threads();
 /// A check that an option is a whole number within bounds.
 CLI::Validator whole_number(int64_t least, int64_t most);
 
+/// Adds an argument by its place, which must be there.
+void add_place(CLI::App& command, const char* name, std::string& value, const char* about);
+/// Makes an option take one value, and be repeated.
+void repeat(CLI::Option* option, const char* type);
 void add_selection(CLI::App& command, Selection& selection);
 
 /// --part, --threads, --memory-limit and --force.

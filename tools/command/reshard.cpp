@@ -20,7 +20,7 @@ struct ReshardArguments {
 Status run(ReshardArguments& given) {
   WriteOptions& write = given.options.write;
   if (given.mesh.empty() == (given.ranks == 0))
-    return Error{Exit::kUsage, "pass either --world-size N or --mesh NxM"};
+    return usage("pass either --world-size N or --mesh NxM");
   ASSIGN_OR_RETURN(
       mesh, parse_mesh(given.mesh.empty() ? std::to_string(given.ranks) : given.mesh, given.dims));
   write.mesh = mesh;
@@ -52,13 +52,9 @@ void add_reshard(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<ReshardArguments>();
   CLI::App* command = app.add_subcommand(
       "reshard", "Write a checkpoint as a directory for another number of ranks");
-  command->add_option("SOURCE", given->source, "The checkpoint, in any container")
-      ->required()
-      ->option_text("REQUIRED");
-  command
-      ->add_option("TARGET", given->target, "The folder to write; it appears whole or not at all")
-      ->required()
-      ->option_text("REQUIRED");
+  add_place(*command, "SOURCE", given->source, "The checkpoint, in any container");
+  add_place(*command, "TARGET", given->target,
+            "The folder to write; it appears whole or not at all");
   command
       ->add_option(
           "--world-size", given->ranks,

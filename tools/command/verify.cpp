@@ -50,7 +50,7 @@ Status run(VerifyArguments& given) {
 void add_verify(CLI::App& app, std::function<Status()>& chosen) {
   const auto given = std::make_shared<VerifyArguments>();
   CLI::App* command = app.add_subcommand("verify", "Check structure, checksums and values");
-  command->add_option("PATH", given->path, "The checkpoint")->required()->option_text("REQUIRED");
+  add_place(*command, "PATH", given->path, "The checkpoint");
   command->add_flag("--no-values", given->no_values, "Skip the check for NaN and infinity");
   command->add_flag("--opaque", given->options.opaque,
                     "Warn about opaque objects instead of failing");

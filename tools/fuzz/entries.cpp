@@ -28,9 +28,8 @@ std::pair<std::string, std::string> link_of(const std::string& name) {
 bool is_inner(const std::string& name) {
   const fs::path path = name;
   if (name.empty() || path.is_absolute() || name.find('\0') != std::string::npos) return false;
-  return std::all_of(path.begin(), path.end(), [](const fs::path& part) {
-    return part != ".." && part.native().size() < 200;
-  });
+  return std::ranges::all_of(
+      path, [](const fs::path& part) { return part != ".." && part.native().size() < 200; });
 }
 
 class MemoryStore : public StoreLocation {

@@ -26,7 +26,7 @@ std::vector<std::string> sorted_items(const Value& set) {
     write_value(to, item);
     out.push_back(to.finish());
   }
-  std::sort(out.begin(), out.end());
+  std::ranges::sort(out);
   return out;
 }
 
@@ -34,9 +34,6 @@ std::vector<std::string> sorted_items(const Value& set) {
 /// disagree about them. NaN equals NaN.
 bool same_value(const Value& a, const Value& b) {
   const auto is_number = [](const Value& v) { return v.is(Value::Kind::kFloat) || is_whole(v); };
-  const auto is_row = [](const Value& v) {
-    return v.is(Value::Kind::kList) || v.is(Value::Kind::kTuple) || v.is(Value::Kind::kSize);
-  };
   const auto number = [](const Value& v) {
     return v.is(Value::Kind::kFloat) ? v.real : static_cast<double>(v.integer);
   };
@@ -45,7 +42,7 @@ bool same_value(const Value& a, const Value& b) {
   if (a.items.size() != b.items.size()) return false;
   if (a.is(Value::Kind::kSet) && b.is(Value::Kind::kSet)) return sorted_items(a) == sorted_items(b);
   const bool alike = a.kind == b.kind && a.integer == b.integer && a.text == b.text;
-  return (alike || (is_row(a) && is_row(b))) &&
+  return (alike || (a.is_row() && b.is_row())) &&
          std::equal(a.items.begin(), a.items.end(), b.items.begin(), same_value);
 }
 
@@ -133,12 +130,7 @@ bool Comparison::alike(const std::string& name, const Shape& a, const Shape& b) 
 
 void Comparison::report(const std::string& name, const Shape& shape, const Tally& tally,
                         const double* relative) {
-  Shape at;
-  uint64_t element = tally.first;
-  for (const int64_t stride : row_major(shape)) {
-    at.push_back(static_cast<int64_t>(element / static_cast<uint64_t>(stride)));
-    element %= static_cast<uint64_t>(stride);
-  }
+  const Shape at = index_of(shape, tally.first);
   Json entry{{"name", printable(name)},
              {"what", std::to_string(tally.count) + " of " + std::to_string(volume(shape)) +
                           " elements differ, the first at " + shape_text(at)},

@@ -83,10 +83,10 @@ Json states_of(const DialectReport& report, bool dry_run) {
 /// A pattern that matches no parameter is a typing mistake.
 Status check_full_precision(const Model& model, const std::vector<std::string>& patterns) {
   for (const std::string& pattern : patterns) {
-    const bool fits = std::any_of(model.params.begin(), model.params.end(),
-                                  [&](const Param& p) { return name_fits(p.name, {pattern}); });
-    const bool named = std::any_of(model.params.begin(), model.params.end(),
-                                   [](const Param& p) { return !p.name.empty(); });
+    const bool fits = std::ranges::any_of(
+        model.params, [&](const Param& p) { return name_fits(p.name, {pattern}); });
+    const bool named =
+        std::ranges::any_of(model.params, [](const Param& p) { return !p.name.empty(); });
     if (!fits)
       return usage("--full-precision '" + printable(pattern) + "' matches no parameter" +
                    (named ? "" : ": they are numbered; --model PATH names those of one group"));
@@ -200,9 +200,8 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return read_some.error().after(printable(at.source) + ": ");
   RETURN_IF_ERROR(check_order(at.model));
   RETURN_IF_ERROR(check_full_precision(at.model, wanted.full_precision));
-  const bool stepped =
-      std::any_of(at.model.params.begin(), at.model.params.end(),
-                  [](const Param& p) { return !p.states.empty() || !p.numbers.empty(); });
+  const bool stepped = std::ranges::any_of(
+      at.model.params, [](const Param& p) { return !p.states.empty() || !p.numbers.empty(); });
   if (!stepped && at.model.algorithm.empty() && at.to->name != std::string_view("torch"))
     return bad(printable(at.source) +
                ": its optimizer was never stepped, so there is no state to convert: build the new "
@@ -215,7 +214,7 @@ Status translate(Conversion& at, const Wanted& wanted) {
                at.model.only_for + " takes the same step: convert --to " + at.model.only_for);
   if (const Status kept = check_settings(at.model, *at.to, at.changes); !kept.ok())
     return kept.error().after(printable(at.source) + ": ");
-  at.warnings.insert(at.warnings.end(), at.model.warnings.begin(), at.model.warnings.end());
+  append(at.warnings, at.model.warnings);
   for (size_t g = 0; g < at.model.groups.size(); ++g) {
     for (const std::string& key : settings_without_value(at.model.algorithm, at.model.groups[g]))
       at.warnings.push_back("param_groups." + std::to_string(g) + "." + key +
@@ -236,16 +235,15 @@ Status translate(Conversion& at, const Wanted& wanted) {
     return named ? error : error.after(printable(at.source) + ": ");
   }
   Document made = std::move(written.value());
-  for (std::string& line : state_left_out(tree, at.model, made))
-    at.warnings.push_back(std::move(line));
+  append(at.warnings, state_left_out(tree, at.model, made));
   RETURN_IF_ERROR(note_rounding(rounded, wanted, at.changes));
   at.out = std::move(made);
   at.out.manifest = at.document->manifest;
   at.out.optimizer = at.document->optimizer;  // what comes after it is of the same one
   at.out.dicts = at.document->dicts;
   at.out.others = at.document->others;
-  if (at.changes.states.empty() && std::any_of(at.model.params.begin(), at.model.params.end(),
-                                               [](const Param& p) { return !p.states.empty(); }))
+  if (at.changes.states.empty() &&
+      std::ranges::any_of(at.model.params, [](const Param& p) { return !p.states.empty(); }))
     return bad(std::string(at.to->name) + " keeps none of the states of " + printable(at.source));
   return check_paths(at.out);
 }
@@ -268,9 +266,8 @@ Status open_source(Conversion& at, const ConvertOptions& options) {
     return usage("nothing of " + printable(at.source) + " is selected");
   RETURN_IF_ERROR(check_no_rank_part(*at.document, at.source));
   at.warnings = at.document->manifest->warnings;
-  at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
-  for (std::string& line : warn_of_left_behind(*at.document->manifest))
-    at.warnings.push_back(std::move(line));
+  append(at.warnings, left_out);
+  append(at.warnings, warn_of_left_behind(*at.document->manifest));
   if (at.to != nullptr) leave_common_behind(*at.document);
   return fine();
 }
@@ -455,26 +452,22 @@ Result<Json> convert(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_parts(options, target, directory));
   RETURN_IF_ERROR(check_no_opaque_state(*at.document, to != nullptr, kind));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(*at.document, kind));
-  at.warnings.insert(at.warnings.end(), left_out.begin(), left_out.end());
+  append(at.warnings, left_out);
   RETURN_IF_ERROR(make_target(at, options));
   restore_keys(at, kind);
-  for (std::string& line : warn_of_texts(*at.document->manifest, kind))
-    at.warnings.push_back(std::move(line));
+  append(at.warnings, warn_of_texts(*at.document->manifest, kind));
   if (!options.write.mesh.parts.empty() && !directory)
     return usage("--world-size is for directories of torch.distributed.checkpoint, and " +
                  printable(target) + " will not be one; leave it out, or take --container dcp");
-  if (directory)
-    for (std::string& line : warn_of_top_level(*at.document))
-      at.warnings.push_back(std::move(line));
+  if (directory) append(at.warnings, warn_of_top_level(*at.document));
   // Other parts write to the same folder, which is not a leftover then.
-  if (!options.write.part)
-    for (std::string& line : warn_of_leftovers(target)) at.warnings.push_back(std::move(line));
+  if (!options.write.part) append(at.warnings, warn_of_leftovers(target));
   WriteOptions write = options.write;
   write.part_plan = part_plan(options, at.from);
   if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*at.document->manifest)}, {0}};
   ASSIGN_OR_RETURN(report, write_target(at, kind, target, write, options.dry_run));
   // The writing may stop it too: values are rounded as they are written.
-  at.warnings.insert(at.warnings.end(), at.changes.warnings.begin(), at.changes.warnings.end());
+  append(at.warnings, at.changes.warnings);
   ASSIGN_OR_RETURN(source_bytes, bytes_of(*at.document));
   Json out{{"source", printable(source)},
            {"target", printable(target)},

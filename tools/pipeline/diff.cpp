@@ -36,8 +36,8 @@ Status compare_parts(Comparison& comparison, const std::string& name, const Leaf
   if (!(a.attributes == b.attributes)) comparison.differ(name, "has other attributes");
   for (size_t i = 0; i < a.parts.size(); ++i) {
     const std::string part = a.parts[i].name();
-    const auto other = std::find_if(b.parts.begin(), b.parts.end(),
-                                    [&](const Leaf& leaf) { return leaf.name() == part; });
+    const auto other =
+        std::ranges::find_if(b.parts, [&](const Leaf& leaf) { return leaf.name() == part; });
     if (other == b.parts.end()) {
       comparison.differ(name + "." + part, "is only in the first");
     } else {
@@ -57,9 +57,9 @@ Status compare_subclasses(Comparison& comparison, const std::string& name, const
   }
   if (!comparison.alike(name, a.shape, b.shape)) return fine();
   const auto cut_alike = [](const Tensor& x, const Tensor& y) {
-    return std::equal(
-        x.chunks.begin(), x.chunks.end(), y.chunks.begin(), y.chunks.end(),
-        [](const Chunk& p, const Chunk& q) { return p.offset == q.offset && p.shape == q.shape; });
+    return std::ranges::equal(x.chunks, y.chunks, [](const Chunk& p, const Chunk& q) {
+      return p.offset == q.offset && p.shape == q.shape;
+    });
   };
   if (a.kind == Leaf::Kind::kTensor && b.kind == Leaf::Kind::kTensor &&
       cut_alike(*a.stored, *b.stored)) {
@@ -159,8 +159,8 @@ void compare_kinds(Comparison& comparison, const Document& first, const Leaves& 
     const auto other = b.find(name);
     if (other == b.end() || !comparison.wants({name})) continue;
     const Path &p = x->path, &q = other->second->path;
-    const bool alike = std::equal(p.begin(), p.end(), q.begin(), q.end(),
-                                  [](const Key& k, const Key& l) { return k.text() == l.text(); });
+    const bool alike =
+        std::ranges::equal(p, q, [](const Key& k, const Key& l) { return k.text() == l.text(); });
     for (size_t i = 0; alike && i < p.size(); ++i) {
       const auto keys = [](Key::Kind kind) {
         return kind == Key::Kind::kName || kind == Key::Kind::kNumber;
@@ -201,8 +201,7 @@ std::map<std::string, const Param*> params_of(const Model& model, bool by_name) 
 }
 
 bool has_names(const Model& model) {
-  return std::none_of(model.params.begin(), model.params.end(),
-                      [](const Param& p) { return p.name.empty(); });
+  return std::ranges::none_of(model.params, [](const Param& p) { return p.name.empty(); });
 }
 
 /// The tensors of a state whose numbers are not known, by lowbit's keys: the compensation of a
@@ -218,8 +217,8 @@ std::map<std::string, const Leaf*> tensors_of(const State& state) {
 Status compare_tensors(Comparison& comparison, const std::string& name, const State& a,
                        const State& b) {
   const auto x = tensors_of(a), y = tensors_of(b);
-  const bool alike = std::equal(x.begin(), x.end(), y.begin(), y.end(),
-                                [](const auto& p, const auto& q) { return p.first == q.first; });
+  const bool alike =
+      std::ranges::equal(x, y, [](const auto& p, const auto& q) { return p.first == q.first; });
   if (!alike || x.empty()) {
     comparison.differ(name, "is " + a.stored_as + " in the first and " + b.stored_as +
                                 " in the second, and the numbers of one of them are not known");
@@ -247,19 +246,12 @@ std::map<std::string, const State*> states_of(const std::string& name, const Par
   return out;
 }
 
-const Value* find(const Settings& values, const std::string& key) {
-  for (const auto& [name, value] : values) {
-    if (name == key) return &value;
-  }
-  return nullptr;
-}
-
 /// Settings of a group, numbers of a parameter, by key. What one of two files of one dialect lacks
 /// is a difference, but for options that are off, or as `usual`: other versions do not have them.
 void compare_values(Comparison& comparison, const std::string& name, const Settings& a,
                     const Settings& b, bool one_dialect, const Settings& usual = {}) {
   const auto lacks = [&](const std::string& key, const Value& value, const char* what) {
-    const Value* known = value.is(Value::Kind::kBool) ? find(usual, key) : nullptr;
+    const Value* known = value.is(Value::Kind::kBool) ? setting(usual, key) : nullptr;
     const bool off = value.is(Value::Kind::kNone) ||
                      (value.is(Value::Kind::kBool) && value.integer == 0) ||
                      (known != nullptr && *known == value);
@@ -267,7 +259,7 @@ void compare_values(Comparison& comparison, const std::string& name, const Setti
       comparison.differ(name + "." + key, what);
   };
   for (const auto& [key, value] : a) {
-    const Value* second = find(b, key);
+    const Value* second = setting(b, key);
     if (second != nullptr) {
       comparison.value(name + "." + key, value, *second);
     } else {
@@ -275,7 +267,7 @@ void compare_values(Comparison& comparison, const std::string& name, const Setti
     }
   }
   for (const auto& [key, value] : b) {
-    if (find(a, key) == nullptr) lacks(key, value, "is only in the second");
+    if (setting(a, key) == nullptr) lacks(key, value, "is only in the second");
   }
 }
 
@@ -304,16 +296,15 @@ void compare_members(Comparison& comparison, const std::string& name, const Mode
     return out;
   };
   const auto numbered = [](const Model& model) {
-    return std::none_of(model.params.begin(), model.params.end(),
-                        [](const Param& p) { return p.index < 0; });
+    return std::ranges::none_of(model.params, [](const Param& p) { return p.index < 0; });
   };
   const std::vector<std::string> in_a = members(a), in_b = members(b);
   if (!comparison.wants({name}) || in_a == in_b) return;
   std::vector<std::string> x = in_a, y = in_b, first, second;
-  std::sort(x.begin(), x.end());
-  std::sort(y.begin(), y.end());
-  std::set_difference(x.begin(), x.end(), y.begin(), y.end(), std::back_inserter(first));
-  std::set_difference(y.begin(), y.end(), x.begin(), x.end(), std::back_inserter(second));
+  std::ranges::sort(x);
+  std::ranges::sort(y);
+  std::ranges::set_difference(x, y, std::back_inserter(first));
+  std::ranges::set_difference(y, x, std::back_inserter(second));
   if (!first.empty() || !second.empty())
     return comparison.differ(name,
                              "holds other parameters in the second" +
@@ -334,9 +325,8 @@ Status compare_arrays(Comparison& comparison, const std::string& name, const Doc
   const auto arrays = [&](const Group& group, const Group& other) {
     Leaves out;
     for (const auto& [path, leaf] : group.arrays) {
-      const bool both =
-          std::any_of(other.arrays.begin(), other.arrays.end(),
-                      [&, &way = path](const auto& array) { return array.first == way; });
+      const bool both = std::ranges::any_of(
+          other.arrays, [&, &way = path](const auto& array) { return array.first == way; });
       if (one_dialect || both) out.emplace(name + "." + flat_name(path), leaf);
     }
     return out;

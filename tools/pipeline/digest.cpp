@@ -45,8 +45,7 @@ Result<std::string> digest(const Document& document, const Progress& progress) {
     tensors.push_back(&leaf);
     total += leaf.bytes();
   }
-  std::sort(tensors.begin(), tensors.end(),
-            [](const Leaf* a, const Leaf* b) { return a->name() < b->name(); });
+  std::ranges::sort(tensors, [](const Leaf* a, const Leaf* b) { return a->name() < b->name(); });
   for (const Leaf* leaf : tensors) {
     const std::string head = leaf->name() + '\0' + leaf->dtype->name + shape_text(leaf->shape);
     hash.add(head.data(), head.size() + 1);

@@ -115,8 +115,7 @@ Status describe(const Model& model, const InspectOptions& options, Json& out) {
   }
   out["states"] = Json::array();
   for (const Param& param : model.params) {
-    const std::string name =
-        param.name.empty() ? "parameter " + std::to_string(param.index) : printable(param.name);
+    const std::string name = shown(param);
     for (const State& state : param.states) {
       if (!selected(options.select, names_of(param.name + "." + state.name, state))) continue;
       Json entry{{"parameter", name},
@@ -185,11 +184,10 @@ class Totals {
   /// Steps that are not tensors of their own.
   void add_steps(const Model& model) {
     for (const Param& param : model.params) {
-      for (const auto& [key, value] : param.numbers) {
-        if (key != "step") continue;
-        if (value.is(Value::Kind::kInt)) steps_.insert(static_cast<double>(value.integer));
-        if (value.is(Value::Kind::kFloat) && std::isfinite(value.real)) steps_.insert(value.real);
-      }
+      const Value* step = setting(param.numbers, "step");
+      if (step == nullptr) continue;
+      if (step->is(Value::Kind::kInt)) steps_.insert(static_cast<double>(step->integer));
+      if (step->is(Value::Kind::kFloat) && std::isfinite(step->real)) steps_.insert(step->real);
     }
   }
 

@@ -20,9 +20,9 @@ Status check_mesh(const Document& document, const Mesh& mesh) {
   for (const Leaf& leaf : document.leaves) limit = std::max(limit, leaf.shape.size());
   for (size_t i = 0; i < mesh.dims.size(); ++i) {
     if (mesh.parts[i] > 1 && static_cast<size_t>(mesh.dims[i]) >= limit && limit > 0)
-      return Error{Exit::kUsage, "nothing would be cut along tensor dimension " +
-                                     std::to_string(mesh.dims[i]) + ": no tensor has more than " +
-                                     std::to_string(limit) + " dimensions, which count from 0"};
+      return usage("nothing would be cut along tensor dimension " + std::to_string(mesh.dims[i]) +
+                   ": no tensor has more than " + std::to_string(limit) +
+                   " dimensions, which count from 0");
   }
   return fine();
 }
@@ -51,13 +51,11 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_common_kept(document, source, ContainerKind::kDcp, warnings));
   RETURN_IF_ERROR(check_no_rank_part(document, source));
   RETURN_IF_ERROR(check_no_opaque_state(document, false, ContainerKind::kDcp));
-  for (std::string& line : warn_of_left_behind(*document.manifest))
-    warnings.push_back(std::move(line));
-  for (std::string& line : warn_of_top_level(document)) warnings.push_back(std::move(line));
+  append(warnings, warn_of_left_behind(*document.manifest));
+  append(warnings, warn_of_top_level(document));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(document, ContainerKind::kDcp));
-  warnings.insert(warnings.end(), left_out.begin(), left_out.end());
-  if (document.leaves.empty())
-    return Error{Exit::kUsage, "nothing of " + printable(source) + " is selected"};
+  append(warnings, left_out);
+  if (document.leaves.empty()) return usage("nothing of " + printable(source) + " is selected");
   RETURN_IF_ERROR(check_mesh(document, options.write.mesh));
   for (Leaf& leaf : document.leaves) {
     if (!options.requantize || !is_subclass(leaf)) continue;
@@ -66,8 +64,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   }
   if (options.write.part) RETURN_IF_ERROR(check_part(options.write));
   // Other parts write to the same folder, which is not a leftover then.
-  if (!options.write.part)
-    for (std::string& line : warn_of_leftovers(target)) warnings.push_back(std::move(line));
+  if (!options.write.part) append(warnings, warn_of_leftovers(target));
   if (options.dry_run)
     RETURN_IF_ERROR(check_target(ContainerKind::kDcp, document, target, options.write));
   ASSIGN_OR_RETURN(report, options.dry_run ? plan_dcp(document, options.write)

@@ -1,5 +1,7 @@
 #include "pipeline/select.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <map>
 #include <set>
@@ -18,8 +20,8 @@ namespace lowbit::ckpt {
 namespace {
 
 bool any_matches(const std::vector<std::string>& patterns, std::string_view name) {
-  return std::any_of(patterns.begin(), patterns.end(),
-                     [name](const std::string& p) { return glob_matches(p, name); });
+  return std::ranges::any_of(patterns,
+                             [name](const std::string& p) { return glob_matches(p, name); });
 }
 
 /// A pattern that fits no name is a typing mistake: what to say of each.
@@ -27,8 +29,8 @@ std::vector<std::string> unmatched(const char* option, const std::vector<std::st
                                    const std::vector<std::string>& names) {
   std::vector<std::string> lines;
   for (const std::string& pattern : patterns) {
-    if (std::any_of(names.begin(), names.end(),
-                    [&](const std::string& name) { return glob_matches(pattern, name); }))
+    if (std::ranges::any_of(names,
+                            [&](const std::string& name) { return glob_matches(pattern, name); }))
       continue;
     lines.push_back(std::string(option) + " '" + printable(pattern) +
                     "' matches nothing in the checkpoint; inspect lists its names");
@@ -37,6 +39,10 @@ std::vector<std::string> unmatched(const char* option, const std::vector<std::st
 }
 
 }  // namespace
+
+void append(std::vector<std::string>& to, const std::vector<std::string>& lines) {
+  to.insert(to.end(), lines.begin(), lines.end());
+}
 
 std::vector<std::string> leaf_names(const Document& document) {
   std::vector<std::string> names;
@@ -51,8 +57,8 @@ bool selected(const Selection& selection, std::string_view name) {
 
 bool selected(const Selection& selection, const std::vector<std::string>& names) {
   const auto any = [&](const std::vector<std::string>& patterns) {
-    return std::any_of(names.begin(), names.end(),
-                       [&](const std::string& name) { return any_matches(patterns, name); });
+    return std::ranges::any_of(
+        names, [&](const std::string& name) { return any_matches(patterns, name); });
   };
   return (selection.include.empty() || any(selection.include)) && !any(selection.exclude);
 }
@@ -128,8 +134,7 @@ void for_places(const Path& path, const Use& use) {
 Document select_to_write(Document document, const Selection& selection,
                          std::vector<std::string>& warnings) {
   if (selection.include.empty() && selection.exclude.empty()) return document;
-  for (std::string& line : warn_of_exclude(document, selection))
-    warnings.push_back(std::move(line));
+  append(warnings, warn_of_exclude(document, selection));
   std::map<std::string, int64_t> ends;  // the last place of each list that stays
   std::set<std::string> places;         // those that hold something
   for (const Leaf& leaf : document.leaves) {
@@ -206,14 +211,13 @@ std::vector<std::string> warn_of_left_behind(const Manifest& source) {
     // A data file that nothing names has a warning of its own, and Megatron's files a check.
     const bool megatron = name == "common.pt" || name == "metadata.json";
     if (name == "." || name == ".." || is_dcp_file(name) || name.ends_with(".distcp") || megatron ||
-        std::find(files.begin(), files.end(), name) != files.end())
+        std::ranges::find(files, name) != files.end())
       continue;
     content.others.push_back(name);
   }
   if (content.others.empty()) return {};
-  std::sort(content.others.begin(), content.others.end());
-  const bool lightning =
-      std::find(content.others.begin(), content.others.end(), "meta.pt") != content.others.end();
+  std::ranges::sort(content.others);
+  const bool lightning = std::ranges::find(content.others, "meta.pt") != content.others.end();
   return {content.names() + " beside the checkpoint: not copied to the target" +
           (lightning ? "; Lightning resumes only where its meta.pt lies too: copy that" : "")};
 }
@@ -361,7 +365,7 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
       leaf.kind = Leaf::Kind::kValue;
     } else if (leaf.kind == Leaf::Kind::kOpaque && leaf.value.is_opaque() && !copied) {
       out.add(name_of(leaf), leaf.value);
-      const bool listed = std::any_of(leaf.path.begin(), leaf.path.end(), [](const Key& key) {
+      const bool listed = std::ranges::any_of(leaf.path, [](const Key& key) {
         return key.kind == Key::Kind::kIndex || key.kind == Key::Kind::kTupleIndex;
       });
       if (!listed) continue;
@@ -379,12 +383,9 @@ Result<std::vector<std::string>> leave_out_opaque(Document& document, ContainerK
   if (out.count > kShown)
     out.warnings.push_back(std::to_string(out.count - kShown) +
                            " more opaque values are left out; inspect names them");
-  if (nothing) {
-    std::string all;
-    for (const std::string& line : out.warnings) all += (all.empty() ? "" : "; ") + line;
-    return bad(printable(document.manifest->path) +
-               ": nothing of it would be left to write: " + all);
-  }
+  if (nothing)
+    return bad(fmt::format("{}: nothing of it would be left to write: {}",
+                           printable(document.manifest->path), fmt::join(out.warnings, "; ")));
   return std::move(out.warnings);
 }
 

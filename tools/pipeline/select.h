@@ -10,6 +10,9 @@
 
 namespace lowbit::ckpt {
 
+/// Adds lines behind others.
+void append(std::vector<std::string>& to, const std::vector<std::string>& lines);
+
 /// Fits one of `include` (or there is none), and none of `exclude`.
 bool selected(const Selection& selection, std::string_view name);
 

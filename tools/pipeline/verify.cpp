@@ -125,24 +125,21 @@ class TensorCheck {
     const Shape strides = row_major(plain ? tensor.shape : payload.shape);
     const std::string what = printable(tensor.name) + " at " + shape_text(chunk.offset);
     std::string buffer;
-    return for_pieces(Box{Shape(payload.shape.size(), 0), payload.shape}, kVerifyPiece / width,
-                      [&](const Box& piece) -> Status {
-                        const uint64_t n = volume(piece.shape);
-                        buffer.resize(n * width);
-                        if (const Status got = reader.read(payload, piece, buffer.data(), what);
-                            !got.ok())
-                          return Error(got.error()).at(printable(tensor.name), "", "");
-                        hash.add(buffer.data(), buffer.size());
-                        if (tiles != nullptr) tiles->add(buffer.data(), buffer.size());
-                        uint64_t first = 0;
-                        for (size_t d = 0; d < piece.offset.size(); ++d) {
-                          const int64_t at = piece.offset[d] + (plain ? chunk.offset[d] : 0);
-                          first += static_cast<uint64_t>(at * strides[d]);
-                        }
-                        take(*payload.dtype, buffer.data(), first, n, value_stats);
-                        bytes += buffer.size();
-                        return fine();
-                      });
+    return for_pieces(
+        Box{Shape(payload.shape.size(), 0), payload.shape}, kVerifyPiece / width,
+        [&](const Box& piece) -> Status {
+          const uint64_t n = volume(piece.shape);
+          buffer.resize(n * width);
+          if (const Status got = reader.read(payload, piece, buffer.data(), what); !got.ok())
+            return Error(got.error()).at(printable(tensor.name), "", "");
+          hash.add(buffer.data(), buffer.size());
+          if (tiles != nullptr) tiles->add(buffer.data(), buffer.size());
+          const uint64_t first =
+              position(piece.offset, strides) + (plain ? position(chunk.offset, strides) : 0);
+          take(*payload.dtype, buffer.data(), first, n, value_stats);
+          bytes += buffer.size();
+          return fine();
+        });
   }
 
   void hold(const Tensor& tensor, const Chunk& chunk, const Recorded::Entry& recorded,
@@ -166,7 +163,7 @@ class TensorCheck {
     if (role == Role::kBits) return;
     const auto found = [&](uint64_t n, const char* what, uint64_t first) {
       const std::string text = std::to_string(n) + " of " + std::to_string(c.count) + " values " +
-                               what + ", the first at " + shape_text(place_of(shape, first));
+                               what + ", the first at " + shape_text(index_of(shape, first));
       if (role == Role::kWeight && c.nan == 0) {  // masks have infinities
         warnings.push_back(printable(name) + ": " + text);
       } else {
@@ -176,15 +173,6 @@ class TensorCheck {
     if (c.nan + c.infinite > 0) found(c.nan + c.infinite, "are not finite", c.first);
     if (role == Role::kPositiveState && c.negative > 0)
       found(c.negative, "are negative", c.first_negative);
-  }
-
-  static Shape place_of(const Shape& shape, uint64_t element) {
-    Shape at;
-    for (const int64_t s : row_major(shape)) {
-      at.push_back(static_cast<int64_t>(element / static_cast<uint64_t>(s)));
-      element %= static_cast<uint64_t>(s);
-    }
-    return at;
   }
 
   const Document& document_;
@@ -221,8 +209,8 @@ Status hold_recorded(const Document& document, const Recorded& recorded, const S
                      TensorCheck& out) {
   const Manifest& m = *document.manifest;
   size_t met = static_cast<size_t>(
-      std::count_if(m.blobs.begin(), m.blobs.end(),  // of a dtype that is not read
-                    [&](const Blob& b) { return recorded.tensors.contains(b.name); }));
+      std::ranges::count_if(m.blobs,  // of a dtype that is not read
+                            [&](const Blob& b) { return recorded.tensors.contains(b.name); }));
   for (const Tensor& t : m.tensors) {
     const auto known = recorded.tensors.find(t.name);
     if (known != recorded.tensors.end()) ++met;
@@ -319,15 +307,12 @@ Status check_tensors(const Selected& what, const std::optional<Recorded>& record
 /// Moments without the count of steps that corrects their bias, or with one that is not a count: no
 /// optimizer resumes from them. Some libraries count once for a group.
 void find_steps(const Model& model, TensorCheck& out) {
-  for (const Group& group : model.groups) {
-    for (const auto& [key, value] : group.settings) {
-      if (key == "step") return;
-    }
-  }
+  if (std::ranges::any_of(model.groups,
+                          [](const Group& g) { return setting(g, "step") != nullptr; }))
+    return;
   for (const Param& p : model.params) {
     const auto has = [&p](std::string_view name) {
-      return std::any_of(p.states.begin(), p.states.end(),
-                         [name](const State& s) { return s.name == name; });
+      return std::ranges::any_of(p.states, [name](const State& s) { return s.name == name; });
     };
     const Value* step = number_in(p, "step");
     if (step != nullptr) {
@@ -347,11 +332,10 @@ void find_moments(const Model& model, TensorCheck& out) {
     for (const std::string name : {"exp_avg", "exp_avg_sq"}) {
       const auto has = [&](size_t i) {
         const auto& states = model.params[i].states;
-        return std::any_of(states.begin(), states.end(), [&](const State& s) {
-          return s.name == name || s.name == name + "_row";
-        });
+        return std::ranges::any_of(
+            states, [&](const State& s) { return s.name == name || s.name == name + "_row"; });
       };
-      if (std::none_of(group.params.begin(), group.params.end(), has)) continue;
+      if (std::ranges::none_of(group.params, has)) continue;
       for (const size_t i : group.params) {
         if (!has(i) && !model.params[i].states.empty())
           out.find(shown(model.params[i]),
