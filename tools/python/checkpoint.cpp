@@ -7,10 +7,8 @@
 #include "io/write/checkpoint_folder.h"
 #include "io/write/new_directory.h"
 #include "io/write/partial_name.h"
+#include "python/module.h"
 #include "python/options.h"
-#include "python/rank_file_type.h"
-#include "python/reader_type.h"
-#include "python/store.h"
 #include "python/work.h"
 
 namespace lowbit::ckpt::python {
@@ -36,73 +34,55 @@ struct Arguments {
   PyObject* callback;
 };
 
-/// The report of a command as text, which Python's own json reads.
-template <class Work>
-Object report(PyObject* callback, const Work& work) {
-  std::string out;
-  run(callback, [&](const Progress& progress) -> Status {
-    ASSIGN_OR_RETURN(made, work(progress));
-    if (made.contains("warnings"))
-      for (Json& line : made["warnings"]) line = in_python(line.get<std::string>());
-    out = made.dump(-1, ' ', false, Json::error_handler_t::replace);
-    return fine();
+/// Calls a command: `work(paths, options)`. The report is text, which Python's own json reads.
+template <class Options, size_t kPaths, class Work>
+PyObject* call_command(PyObject* given, const Work& work) {
+  return guarded([&] {
+    const Arguments<kPaths> to(given);
+    auto options = options_of<Options>(to.options);
+    std::string out;
+    run(to.callback, [&](const Progress& progress) -> Status {
+      if constexpr (requires { options.write; }) {
+        options.write.progress = progress;
+      } else {
+        options.progress = progress;
+      }
+      ASSIGN_OR_RETURN(made, work(to.paths, options));
+      if (made.contains("warnings"))
+        for (Json& line : made["warnings"]) line = in_python(line.get<std::string>());
+      out = made.dump(-1, ' ', false, Json::error_handler_t::replace);
+      return fine();
+    });
+    return text(out);
   });
-  return text(out);
 }
 
 PyObject* call_inspect(PyObject*, PyObject* given) {
-  return guarded([&] {
-    const Arguments<1> to(given);
-    InspectOptions options = inspect_options(to.options);
-    return report(to.callback, [&](const Progress& progress) {
-      options.progress = progress;
-      return inspect(to.paths[0], options);
-    });
-  });
+  return call_command<InspectOptions, 1>(
+      given, [](const auto& paths, const auto& options) { return inspect(paths[0], options); });
 }
 
 PyObject* call_verify(PyObject*, PyObject* given) {
-  return guarded([&] {
-    const Arguments<1> to(given);
-    VerifyOptions options = verify_options(to.options);
-    return report(to.callback, [&](const Progress& progress) {
-      options.progress = progress;
-      return verify(to.paths[0], options);
-    });
-  });
+  return call_command<VerifyOptions, 1>(
+      given, [](const auto& paths, const auto& options) { return verify(paths[0], options); });
 }
 
 PyObject* call_convert(PyObject*, PyObject* given) {
-  return guarded([&] {
-    const Arguments<3> to(given);
-    ConvertOptions options = convert_options(to.options);
-    options.model = to.paths[2];
-    return report(to.callback, [&](const Progress& progress) {
-      options.write.progress = progress;
-      return convert(to.paths[0], to.paths[1], options);
-    });
+  return call_command<ConvertOptions, 3>(given, [](const auto& paths, auto& options) {
+    options.model = paths[2];
+    return convert(paths[0], paths[1], options);
   });
 }
 
 PyObject* call_reshard(PyObject*, PyObject* given) {
-  return guarded([&] {
-    const Arguments<2> to(given);
-    ReshardOptions options = reshard_options(to.options);
-    return report(to.callback, [&](const Progress& progress) {
-      options.write.progress = progress;
-      return reshard(to.paths[0], to.paths[1], options);
-    });
+  return call_command<ReshardOptions, 2>(given, [](const auto& paths, const auto& options) {
+    return reshard(paths[0], paths[1], options);
   });
 }
 
 PyObject* call_diff(PyObject*, PyObject* given) {
-  return guarded([&] {
-    const Arguments<2> to(given);
-    DiffOptions options = diff_options(to.options);
-    return report(to.callback, [&](const Progress& progress) {
-      options.progress = progress;
-      return diff(to.paths[0], to.paths[1], options);
-    });
+  return call_command<DiffOptions, 2>(given, [](const auto& paths, const auto& options) {
+    return diff(paths[0], paths[1], options);
   });
 }
 
@@ -111,7 +91,7 @@ PyObject* call_check_target(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject* path = nullptr;
     int replace = 0;
-    if (PyArg_ParseTuple(given, "Sp:check_target", &path, &replace) == 0) throw Raised();
+    parse(given, "Sp:check_target", &path, &replace);
     const auto kind = NewDirectory::Kind::kSave;
     if (const Status s = NewDirectory::check(bytes_of(path), replace != 0, kind); !s.ok())
       raise(s.error());
@@ -124,7 +104,7 @@ PyObject* call_check_target(PyObject*, PyObject* given) {
 PyObject* call_file_number(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject* path = nullptr;
-    if (PyArg_ParseTuple(given, "S:file_number", &path) == 0) throw Raised();
+    parse(given, "S:file_number", &path);
     const auto number = NewDirectory::file_number(bytes_of(path));
     if (!number.ok()) raise(number.error());
     return integer(number.value() ? static_cast<long long>(*number.value()) : -1);
@@ -138,8 +118,7 @@ PyObject* call_publish(PyObject*, PyObject* given) {
     PyObject *temporary = nullptr, *path = nullptr;
     int replace = 0, sync = 1;
     long long number = -1;
-    if (PyArg_ParseTuple(given, "SSppL:publish", &temporary, &path, &replace, &sync, &number) == 0)
-      throw Raised();
+    parse(given, "SSppL:publish", &temporary, &path, &replace, &sync, &number);
     const auto named = number < 0 ? std::nullopt : std::optional<uint64_t>(number);
     const std::string from = bytes_of(temporary), to = bytes_of(path);
     without_gil([&]() -> Status {
@@ -156,7 +135,7 @@ PyObject* call_publication(PyObject*, PyObject* given) {
   return guarded([&] {
     const char *there = nullptr, *data = nullptr;
     int digests = 0;
-    if (PyArg_ParseTuple(given, "ssp:publication", &there, &data, &digests) == 0) throw Raised();
+    parse(given, "ssp:publication", &there, &data, &digests);
     Json steps = Json::array();
     for (const auto& [kind, name] :
          publication(Json::parse(there), Json::parse(data), digests != 0))
@@ -169,7 +148,7 @@ PyObject* call_publication(PyObject*, PyObject* given) {
 PyObject* call_saving_name(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject* name = nullptr;
-    if (PyArg_ParseTuple(given, "S:saving_name", &name) == 0) throw Raised();
+    parse(given, "S:saving_name", &name);
     return bytes(partial_stem(bytes_of(name)) + std::string(kSaving));
   });
 }
@@ -220,12 +199,11 @@ PyObject* call_copy_memory(PyObject*, PyObject* given) {
   return guarded([&] {
     PyObject* list = nullptr;
     int threads = 1;
-    if (PyArg_ParseTuple(given, "O!i:copy_memory", &PyList_Type, &list, &threads) == 0)
-      throw Raised();
+    parse(given, "O!i:copy_memory", &PyList_Type, &list, &threads);
     std::vector<MemoryCopy> copies;
     for (Py_ssize_t i = 0; i < PyList_Size(list); ++i) {
       unsigned long long to = 0, from = 0, bytes = 0;
-      if (PyArg_ParseTuple(PyList_GetItem(list, i), "KKK", &to, &from, &bytes) == 0) throw Raised();
+      parse(PyList_GetItem(list, i), "KKK", &to, &from, &bytes);
       copies.push_back({reinterpret_cast<char*>(static_cast<uintptr_t>(to)),
                         reinterpret_cast<const char*>(static_cast<uintptr_t>(from)), bytes});
     }

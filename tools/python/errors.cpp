@@ -55,7 +55,7 @@ const char* cause_name(Cause cause) {
     case Cause::kTooLarge:
       return "too large";
     case Cause::kOther:
-      return "";
+      break;
   }
   return "";
 }
@@ -117,13 +117,10 @@ void raise_kept() {
 void raise(const Error& error) {
   const Object module(PyImport_ImportModule("lowbit.checkpoint"));
   const Object type(PyObject_GetAttrString(module.get(), "CheckpointError"));
-  std::vector<Object> said;
-  said.push_back(message(in_python(error.text)));
-  said.push_back(integer(static_cast<int>(error.code)));
-  for (const std::string* place : {&error.file, &error.item, &error.tensor})
-    said.push_back(message(*place));
-  said.push_back(text(cause_name(error.cause)));
-  const Object made(PyObject_CallObject(type.get(), tuple(std::move(said)).get()));
+  const Object said = tuple_of(
+      message(in_python(error.text)), integer(static_cast<int>(error.code)), message(error.file),
+      message(error.item), message(error.tensor), text(cause_name(error.cause)));
+  const Object made(PyObject_CallObject(type.get(), said.get()));
   PyErr_SetObject(type.get(), made.get());
   throw Raised();
 }

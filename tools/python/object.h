@@ -88,6 +88,26 @@ class Dict {
 };
 
 Object tuple(std::vector<Object> items);
+/// A tuple of what is given.
+template <class... Items>
+Object tuple_of(Items... items) {
+  std::vector<Object> all;
+  (all.push_back(std::move(items)), ...);
+  return tuple(std::move(all));
+}
+/// A tuple, or a list, of what `make` makes of each item.
+template <class Items, class Make>
+Object tuple_by(const Items& items, const Make& make) {
+  std::vector<Object> all;
+  for (const auto& item : items) all.push_back(make(item));
+  return tuple(std::move(all));
+}
+template <class Items, class Make>
+Object list_by(const Items& items, const Make& make) {
+  List out;
+  for (const auto& item : items) out.append(make(item));
+  return std::move(out).done();
+}
 
 /// A bytearray of so many bytes, and where they lie.
 struct Buffer {
@@ -96,6 +116,11 @@ struct Buffer {
   char* data;
 };
 
+/// Takes the arguments of a call apart, as PyArg_ParseTuple does.
+template <class... T>
+void parse(PyObject* arguments, const char* format, T... out) {
+  if (PyArg_ParseTuple(arguments, format, out...) == 0) throw Raised();
+}
 /// The bytes of a `bytes`; anything else raises TypeError.
 std::string bytes_of(PyObject* object);
 /// The UTF-8 of a `str`.

@@ -82,29 +82,49 @@ class Fields {
             std::string(key) + " must be " + type_name(out) + ", not " + found->dump());
     rest_.erase(found);
   }
-  void take(Selection& out) {
-    take("include", out.include);
-    take("exclude", out.exclude);
+  /// The fields of several keys.
+  template <class T, class... More>
+  void take(const char* key, T& out, const char* next, More&... more) {
+    take(key, out);
+    take(next, more...);
   }
+  void take(Selection& out) { take("include", out.include, "exclude", out.exclude); }
   void take(WriteOptions& out) {
-    take("replace", out.replace);
-    take("manifest", out.manifest);
-    take("file_number", out.file_number);
-    take("published_as", out.published_as);
-    take("threads", out.threads);
-    take("memory", out.memory);
-    take("parts", out.mesh.parts);
-    take("dims", out.mesh.dims);
+    take("replace", out.replace, "manifest", out.manifest, "file_number", out.file_number);
+    take("published_as", out.published_as, "threads", out.threads, "memory", out.memory);
+    take("parts", out.mesh.parts, "dims", out.mesh.dims);
     std::vector<uint64_t> part;
     take("part", part);
     if (part.size() == 2) out.part = Part{part[0], part[1]};
   }
   void take(Wanted& out) {
-    take("state_format", out.state_format);
-    take("block", out.block);
-    take("keep", out.keep);
-    take("lossy", out.lossy);
-    take("full_precision", out.full_precision);
+    take("state_format", out.state_format, "block", out.block, "keep", out.keep);
+    take("lossy", out.lossy, "full_precision", out.full_precision);
+  }
+  void take(InspectOptions& out) {
+    take(out.select);
+    take("health", out.health, "digest", out.digest);
+  }
+  void take(VerifyOptions& out) {
+    take(out.select);
+    take("finite", out.finite, "opaque", out.opaque, "threads", out.threads);
+  }
+  void take(ConvertOptions& out) {
+    take("to", out.to, "from", out.from, "optimizer", out.optimizer, "members", out.members);
+    take("container", out.container, "dry_run", out.dry_run, "weights", out.weights);
+    take("seed", out.seed);
+    take(out.wanted);
+    take(out.select);
+    take(out.write);
+  }
+  void take(ReshardOptions& out) {
+    take("dry_run", out.dry_run, "requantize", out.requantize);
+    take(out.select);
+    take(out.write);
+  }
+  void take(DiffOptions& out) {
+    take(out.select);
+    take("bytes", out.bytes, "tolerance", out.tolerance);
   }
   /// After the last.
   void end() const {
@@ -117,64 +137,18 @@ class Fields {
 
 }  // namespace
 
-InspectOptions inspect_options(const std::string& json) {
+template <class Options>
+Options options_of(const std::string& json) {
   Fields fields(json);
-  InspectOptions out;
-  fields.take(out.select);
-  fields.take("health", out.health);
-  fields.take("digest", out.digest);
+  Options out;
+  fields.take(out);
   fields.end();
   return out;
 }
-
-VerifyOptions verify_options(const std::string& json) {
-  Fields fields(json);
-  VerifyOptions out;
-  fields.take(out.select);
-  fields.take("finite", out.finite);
-  fields.take("opaque", out.opaque);
-  fields.take("threads", out.threads);
-  fields.end();
-  return out;
-}
-
-ConvertOptions convert_options(const std::string& json) {
-  Fields fields(json);
-  ConvertOptions out;
-  fields.take("to", out.to);
-  fields.take("from", out.from);
-  fields.take("optimizer", out.optimizer);
-  fields.take("members", out.members);
-  fields.take("container", out.container);
-  fields.take(out.wanted);
-  fields.take(out.select);
-  fields.take("dry_run", out.dry_run);
-  fields.take("weights", out.weights);
-  fields.take("seed", out.seed);
-  fields.take(out.write);
-  fields.end();
-  return out;
-}
-
-ReshardOptions reshard_options(const std::string& json) {
-  Fields fields(json);
-  ReshardOptions out;
-  fields.take(out.select);
-  fields.take("dry_run", out.dry_run);
-  fields.take("requantize", out.requantize);
-  fields.take(out.write);
-  fields.end();
-  return out;
-}
-
-DiffOptions diff_options(const std::string& json) {
-  Fields fields(json);
-  DiffOptions out;
-  fields.take(out.select);
-  fields.take("bytes", out.bytes);
-  fields.take("tolerance", out.tolerance);
-  fields.end();
-  return out;
-}
+template InspectOptions options_of(const std::string&);
+template VerifyOptions options_of(const std::string&);
+template ConvertOptions options_of(const std::string&);
+template ReshardOptions options_of(const std::string&);
+template DiffOptions options_of(const std::string&);
 
 }  // namespace lowbit::ckpt::python

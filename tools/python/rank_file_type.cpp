@@ -1,7 +1,6 @@
-#include "python/rank_file_type.h"
-
 #include "container/dcp/rank_file.h"
 #include "python/errors.h"
+#include "python/module.h"
 #include "python/work.h"
 
 namespace lowbit::ckpt::python {
@@ -20,8 +19,7 @@ PyObject* make_file(PyTypeObject* type, PyObject* arguments, PyObject*) {
   return guarded([&] {
     PyObject *folder = nullptr, *name = nullptr;
     int will_sync = 1;
-    if (PyArg_ParseTuple(arguments, "SSp:RankFile", &folder, &name, &will_sync) == 0)
-      throw Raised();
+    parse(arguments, "SSp:RankFile", &folder, &name, &will_sync);
     auto made = RankFile::create(bytes_of(folder), bytes_of(name), will_sync != 0);
     if (!made.ok()) raise(made.error());
     Object self(PyType_GenericAlloc(type, 0));
@@ -44,10 +42,10 @@ RankItem item_of(PyObject* given) {
   PyObject *name = nullptr, *second = nullptr, *shape = nullptr;
   unsigned long long address = 0;
   if (PyTuple_Size(given) == 2) {
-    if (PyArg_ParseTuple(given, "US", &name, &second) == 0) throw Raised();
+    parse(given, "US", &name, &second);
     out.archive = bytes_of(second);
   } else {
-    if (PyArg_ParseTuple(given, "UUOK", &name, &second, &shape, &address) == 0) throw Raised();
+    parse(given, "UUOK", &name, &second, &shape, &address);
     const std::string dtype = name_of(second);
     out.dtype = find_dtype(dtype);
     if (out.dtype == nullptr) raise(PyExc_TypeError, "tensors of " + dtype + " are not written");
@@ -66,8 +64,7 @@ PyObject* write_file(PyObject* self, PyObject* arguments) {
   return guarded([&] {
     PyObject *given = nullptr, *progress = nullptr;
     int threads = 1;
-    if (PyArg_ParseTuple(arguments, "O!iO:write", &PyList_Type, &given, &threads, &progress) == 0)
-      throw Raised();
+    parse(arguments, "O!iO:write", &PyList_Type, &given, &threads, &progress);
     std::vector<RankItem> items;
     for (Py_ssize_t i = 0; i < PyList_Size(given); ++i)
       items.push_back(item_of(PyList_GetItem(given, i)));
@@ -77,18 +74,10 @@ PyObject* write_file(PyObject* self, PyObject* arguments) {
       written = std::move(done);
       return fine();
     });
-    List out;
-    for (const RankWritten& w : written) {
-      std::vector<Object> all;
-      all.push_back(count(w.offset));
-      all.push_back(count(w.length));
-      all.push_back(text(w.digest.whole));
-      all.push_back(count(w.digest.grid.down));
-      all.push_back(count(w.digest.grid.across));
-      all.push_back(text(w.digest.tiles));
-      out.append(tuple(std::move(all)));
-    }
-    return std::move(out).done();
+    return list_by(written, [](const RankWritten& w) {
+      return tuple_of(count(w.offset), count(w.length), text(w.digest.whole),
+                      count(w.digest.grid.down), count(w.digest.grid.across), text(w.digest.tiles));
+    });
   });
 }
 

@@ -86,22 +86,16 @@ Reader::Reader(const std::string& path, std::optional<std::string> optimizer) {
 Object Reader::container() const { return text(container_name(document_->manifest->kind)); }
 
 Object Reader::optimizers() const {
-  List out;
-  for (const OptimizerRoot& root : optimizer_roots(*document_))
-    out.append(text(flat_name(root.path)));
-  return std::move(out).done();
+  return list_by(optimizer_roots(*document_),
+                 [](const OptimizerRoot& root) { return text(flat_name(root.path)); });
 }
 
 Object Reader::tensors() const {
   List out;
   for (const Leaf* leaf : tensors_) {
     Dict parts, made;
-    for (const Leaf& part : leaf->parts) {
-      std::vector<Object> pair;
-      pair.push_back(text(part.dtype->name));
-      pair.push_back(to_python(part.shape));
-      parts.set(text(part.name()), tuple(std::move(pair)));
-    }
+    for (const Leaf& part : leaf->parts)
+      parts.set(text(part.name()), tuple_of(text(part.dtype->name), to_python(part.shape)));
     made.set("name", text(leaf->name()));
     made.set("path", to_python(leaf->path));
     made.set("dtype", text(leaf->dtype->name));
@@ -178,34 +172,17 @@ Object Reader::layout() const {
         usage(printable(manifest.path) + ": is " + what +
               " and no directory of torch.distributed.checkpoint; lowbit-ckpt convert makes one"));
   }
-  List tensors, values;
-  for (const Tensor& t : manifest.tensors) {
-    List chunks;
-    for (const Chunk& c : t.chunks) {
-      std::vector<Object> pair;
-      pair.push_back(to_python(c.offset));
-      pair.push_back(to_python(c.shape));
-      chunks.append(tuple(std::move(pair)));
-    }
-    std::vector<Object> all;
-    all.push_back(text(t.name));
-    all.push_back(planner_path(t.path));
-    all.push_back(text(t.dtype->name));
-    all.push_back(to_python(t.shape));
-    all.push_back(std::move(chunks).done());
-    all.push_back(count(t.place));
-    tensors.append(tuple(std::move(all)));
-  }
-  for (const Blob& b : manifest.blobs) {
-    std::vector<Object> all;
-    all.push_back(text(b.name));
-    all.push_back(planner_path(b.path));
-    all.push_back(count(b.place));
-    values.append(tuple(std::move(all)));
-  }
+  const auto chunk = [](const Chunk& c) {
+    return tuple_of(to_python(c.offset), to_python(c.shape));
+  };
   Dict out;
-  out.set("tensors", std::move(tensors).done());
-  out.set("values", std::move(values).done());
+  out.set("tensors", list_by(manifest.tensors, [&](const Tensor& t) {
+            return tuple_of(text(t.name), planner_path(t.path), text(t.dtype->name),
+                            to_python(t.shape), list_by(t.chunks, chunk), count(t.place));
+          }));
+  out.set("values", list_by(manifest.blobs, [](const Blob& b) {
+            return tuple_of(text(b.name), planner_path(b.path), count(b.place));
+          }));
   out.set("has_paths", boolean(manifest.has_paths));
   out.set("digest", text(manifest.metadata_digest));
   return std::move(out).done();

@@ -1,10 +1,9 @@
-#include "python/reader_type.h"
-
 #include <optional>
 #include <string>
 #include <utility>
 
 #include "python/errors.h"
+#include "python/module.h"
 #include "python/reader.h"
 
 namespace lowbit::ckpt::python {
@@ -16,11 +15,6 @@ struct Instance {
 };
 
 Reader& reader_of(PyObject* self) { return *reinterpret_cast<Instance*>(self)->reader; }
-
-template <class... T>
-void parse(PyObject* arguments, const char* format, T*... out) {
-  if (PyArg_ParseTuple(arguments, format, out...) == 0) throw Raised();
-}
 
 PyObject* make(PyTypeObject* type, PyObject* arguments, PyObject*) {
   return guarded([&] {

@@ -1,10 +1,8 @@
-#include "python/store.h"
-
 #include "io/read/store.h"
 #include "io/text.h"
 #include "python/errors.h"
 #include "python/gil.h"
-#include "python/object.h"
+#include "python/module.h"
 
 namespace lowbit::ckpt::python {
 namespace {
@@ -48,7 +46,7 @@ StoreEntry entry_of(PyObject* given) {
   PyObject *name = nullptr, *version = nullptr;
   int kind = 0;
   unsigned long long size = 0;
-  if (PyArg_ParseTuple(given, "UiKU", &name, &kind, &size, &version) == 0) throw Raised();
+  parse(given, "UiKU", &name, &kind, &size, &version);
   constexpr PathKind kKinds[] = {PathKind::kMissing, PathKind::kFile, PathKind::kFolder};
   return {name_of(name), kKinds[kind], size, name_of(version)};
 }

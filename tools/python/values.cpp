@@ -21,14 +21,6 @@ Object codes_of(const State& state) {
 }
 
 Object state_of(const State& state) {
-  List own;
-  for (const auto& [key, leaf] : own_tensors(state)) {
-    Dict tensor;
-    tensor.set("key", text(key));
-    tensor.set("dtype", text(leaf->dtype->name));
-    tensor.set("shape", to_python(leaf->shape));
-    own.append(std::move(tensor).done());
-  }
   Dict out;
   out.set("name", text(state.name));
   out.set("shape", to_python(state.shape));
@@ -36,7 +28,13 @@ Object state_of(const State& state) {
   out.set("stored_as", text(state.stored_as));
   out.set("bytes", count(state.bytes));
   out.set("codes", codes_of(state));
-  out.set("own", std::move(own).done());
+  out.set("own", list_by(own_tensors(state), [](const auto& own) {
+            Dict tensor;
+            tensor.set("key", text(own.first));
+            tensor.set("dtype", text(own.second->dtype->name));
+            tensor.set("shape", to_python(own.second->shape));
+            return std::move(tensor).done();
+          }));
   return std::move(out).done();
 }
 
@@ -48,30 +46,22 @@ Object named(const Settings& values) {
 }
 
 Object param_of(const Param& param) {
-  List states;
-  for (const State& state : param.states) states.append(state_of(state));
   Dict out;
   out.set("name", text(param.name));
   out.set("index", integer(param.index));
   out.set("shape", param.known_shape ? to_python(param.shape) : none());
-  out.set("states", std::move(states).done());
+  out.set("states", list_by(param.states, state_of));
   out.set("numbers", named(param.numbers));
   return std::move(out).done();
 }
 
 Object group_of(const Group& group) {
-  std::vector<Object> params, tensors;
-  for (const size_t i : group.params) params.push_back(count(i));
-  for (const auto& [path, leaf] : group.tensors) {
-    std::vector<Object> pair;
-    pair.push_back(to_python(path));
-    pair.push_back(text(leaf->name()));
-    tensors.push_back(tuple(std::move(pair)));
-  }
   Dict out;
   out.set("settings", named(group.settings));
-  out.set("params", tuple(std::move(params)));
-  out.set("tensors", tuple(std::move(tensors)));
+  out.set("params", tuple_by(group.params, count));
+  out.set("tensors", tuple_by(group.tensors, [](const auto& tensor) {
+            return tuple_of(to_python(tensor.first), text(tensor.second->name()));
+          }));
   return std::move(out).done();
 }
 
@@ -94,16 +84,11 @@ OwnTensors own_tensors(const State& state) {
 }
 
 Object to_python(const Path& path) {
-  std::vector<Object> out;
-  for (const Key& key : path) out.push_back(key.is_name() ? text(key.name) : integer(key.number));
-  return tuple(std::move(out));
+  return tuple_by(
+      path, [](const Key& key) { return key.is_name() ? text(key.name) : integer(key.number); });
 }
 
-Object to_python(const Shape& shape) {
-  std::vector<Object> out;
-  for (const int64_t size : shape) out.push_back(integer(size));
-  return tuple(std::move(out));
-}
+Object to_python(const Shape& shape) { return tuple_by(shape, integer); }
 
 Object to_python(const Value& v) {
   switch (v.kind) {
@@ -133,35 +118,26 @@ Object to_python(const Value& v) {
         out.set(key_of(v.items[i]), to_python(v.items[i + 1]));
       return std::move(out).done();
     }
-    case Value::Kind::kList: {
-      List out;
-      for (const Value& item : v.items) out.append(to_python(item));
-      return std::move(out).done();
-    }
-    default: {
-      std::vector<Object> out;
-      for (const Value& item : v.items) out.push_back(to_python(item));
-      return tuple(std::move(out));
-    }
+    case Value::Kind::kList:
+      return list_by(v.items, [](const Value& item) { return to_python(item); });
+    default:
+      return tuple_by(v.items, [](const Value& item) { return to_python(item); });
   }
 }
 
 Object to_python(const Model& model) {
-  List warnings, params, groups;
-  for (const std::string& line : model.warnings) warnings.append(text(printable(line)));
-  for (const Param& param : model.params) params.append(param_of(param));
-  for (const Group& group : model.groups) groups.append(group_of(group));
   Dict out;
   out.set("dialect", text(model.dialect));
   out.set("algorithm", text(model.algorithm));
   out.set("root", to_python(model.root));
   out.set("flattened", boolean(model.flattened));
-  out.set("warnings", std::move(warnings).done());
+  out.set("warnings",
+          list_by(model.warnings, [](const std::string& line) { return text(printable(line)); }));
   const std::string& refusal =
       model.refusal.empty() ? refusal_of_rule(model, "lowbit") : model.refusal;
   out.set("refusal", text(printable(refusal)));
-  out.set("params", std::move(params).done());
-  out.set("groups", std::move(groups).done());
+  out.set("params", list_by(model.params, param_of));
+  out.set("groups", list_by(model.groups, group_of));
   return std::move(out).done();
 }
 
