@@ -120,9 +120,8 @@ class Beside:
         named = [(name, torch.nn.Parameter(torch.zeros(self.shape))) for name in chosen]
         overrides = {name: {"state_format": {self.slot: spec}} for name, spec in chosen.items()}
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # of formats that lose a mean, which is what is measured
+            # Formats that lose a mean have a warning; what they lose is measured here.
+            warnings.simplefilter("ignore")
             self.opt = make(named, min_numel=0, overrides=overrides)
         self.grad = torch.empty(self.shape)
         for _, p in named:

@@ -307,7 +307,9 @@ def state(result: Found) -> str:
 
 
 def turns(result: Found) -> str:
-    synced = ", and the system writes its caches to disk before each save" * result["synced"]
+    synced = ""
+    if result["synced"]:
+        synced = ", and the system writes its caches to disk before each save"
     return filled(
         f"All contestants take turns in one run{synced}. A time is that of the slowest rank. "
         "The tables show the best of all rounds and, in brackets, the median; ratios are of "

@@ -54,8 +54,8 @@ def warn_of_early_steps(params: Iterable[Tensor]) -> None:
             warn_once(
                 stepper.opt.warned,
                 "clipped late",
-                f"the gradients of {gone} parameters are not clipped: lowbit.step_in_backward has "
-                "used and freed them in the backward pass. step_in_backward(model, opt, "
+                f"{gone} of these gradients are not clipped: lowbit.step_in_backward has used and "
+                "freed them in the backward pass. step_in_backward(model, opt, "
                 "max_norm=...) clips them as it uses them, by the norm of the step before",
             )
 

@@ -4,8 +4,9 @@ later.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from lowbit.config.hints import warn_once
 # By model, the names of the parameters that were left out. No weak references to the parameters,
 # since torch swaps no tensor that has some.
 _LEFT_OUT: weakref.WeakKeyDictionary[nn.Module, frozenset[str]] = weakref.WeakKeyDictionary()
+_OPTIMIZERS: weakref.WeakSet[Any] = weakref.WeakSet()  # of lowbit, whose groups may have them
 
 
 def remember(model: nn.Module) -> None:
@@ -27,6 +29,18 @@ def remember(model: nn.Module) -> None:
         _LEFT_OUT.pop(model, None)
 
 
+@contextlib.contextmanager
+def unrecorded(model: nn.Module) -> Iterator[None]:
+    """For groups of which no optimizer is made: the record of the model stays as it is."""
+    before = _LEFT_OUT.pop(model, None)
+    try:
+        yield
+    finally:
+        _LEFT_OUT.pop(model, None)
+        if before is not None:
+            _LEFT_OUT[model] = before
+
+
 class Watch:
     """Looks now and then whether parameters that were left out have gradients.
 
@@ -36,28 +50,35 @@ class Watch:
 
     EVERY = 32
 
-    def __init__(self) -> None:
+    def __init__(self, opt: Any) -> None:
         self._steps = 0
+        _OPTIMIZERS.add(opt)
 
     @torch._disable_dynamo  # which would compile it anew for each count
-    def look(self, groups: Iterable[Mapping[str, Any]], warned: set[str]) -> None:
-        """Called after each step, with the optimizer's groups. Warns, once for each `warned`, of
-        parameters that have a gradient and are not in the groups, if the groups have others of
-        their model.
+    def look(self, opt: Any) -> None:
+        """Called after each step. Warns, once for an optimizer, of parameters that have a gradient
+        and that no optimizer of lowbit has, if this one has others of their model.
         """
         self._steps += 1
-        if self._steps % self.EVERY or not _LEFT_OUT or "left out" in warned:
+        if self._steps % self.EVERY or not _LEFT_OUT or "left out" in opt.warned:
             return
-        here = {id(p) for group in groups for p in group["params"]}
+        here = _params_of(opt)
         for model, frozen in list(_LEFT_OUT.items()):
             named = list(model.named_parameters())
-            missed = [
-                name
+            missed = {
+                name: id(p)
                 for name, p in named
                 if name in frozen and p.requires_grad and p.grad is not None and id(p) not in here
-            ]
+            }
             if missed and any(id(p) in here for _, p in named):
-                warn_once(warned, "left out", _message(missed))
+                elsewhere = set().union(*map(_params_of, list(_OPTIMIZERS)))
+                names = [name for name, key in missed.items() if key not in elsewhere]
+                if names:
+                    warn_once(opt.warned, "left out", _message(names))
+
+
+def _params_of(opt: Any) -> set[int]:
+    return {id(p) for group in opt.param_groups for p in group["params"]}
 
 
 def _message(missed: list[str]) -> str:

@@ -32,7 +32,7 @@ class SteppingOptimizer(StatefulOptimizer):
         self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         self.steppers: list[Any] = []  # the handles of step_in_backward
         self.wrapped: Any = None  # weakly, the module that fsdp1.bind was given
-        self.watch = Watch()
+        self.watch = Watch(self)
         self.shares_memory = False  # whether parameters did, when missing state was last created
         super().__init__(params, defaults)
 
@@ -44,7 +44,7 @@ class SteppingOptimizer(StatefulOptimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        self.kept, self.stepped_early, self.watch = Kept(), set(), Watch()
+        self.kept, self.stepped_early, self.watch = Kept(), set(), Watch(self)
         self.__dict__.setdefault("wrapped", None)
         self.__dict__.setdefault("shares_memory", False)
         self.__dict__.setdefault("steppers", [])  # a load keeps them, a copy has none
@@ -92,9 +92,9 @@ class SteppingOptimizer(StatefulOptimizer):
         shown = None if self._whole_groups is None else self._whole_groups.shown(self)
         with self.whole_groups():
             Step(self, scale, found_inf, shown).run()
-            if not torch.compiler.is_compiling():
-                self.watch.look(self.param_groups, self.warned)
-        self.stepped_early = set()
+            self.stepped_early = set()
+            if not torch.compiler.is_compiling():  # last, as a warning may be made an error
+                self.watch.look(self)
         return loss
 
     # torch.compiler.disable, as torch's own has

@@ -13,6 +13,7 @@ from lowbit import sharding
 from lowbit.config.overrides import clean_name
 from lowbit.config.size import parsed
 from lowbit.config.types import StateFormat
+from lowbit.optim import left_out
 from lowbit.optim.ema import EMA_FORMAT, format_of
 from lowbit.optim.named import groups_for, no_optimizer, optimizer_named, optimizer_names
 from lowbit.optim.optimizer import LowbitOptimizer
@@ -228,7 +229,9 @@ def _groups(model: nn.Module, make: Callable[..., Any], **formats: Any) -> list[
                 f"parameter {clean_name(name)!r} is a flat shard of FSDP1; estimate takes the "
                 "model before FullyShardedDataParallel wraps it"
             )
-    if groups := groups_for(make)(model, **formats):
+    with left_out.unrecorded(model):
+        groups = groups_for(make)(model, **formats)
+    if groups:
         return groups
     raise ValueError("the model has no parameter that requires a gradient")
 

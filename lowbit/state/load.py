@@ -83,7 +83,8 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     key_of = dict(zip(params, ids, strict=True))
     shared = _SHARED.get()
     saved_states = _saved_states(opt, state_dict["state"], laid_out, key_of)
-    conversions = [_conversion(opt, one, names[one.p], shared) for one in saved_states]
+    options = options_of_load()
+    conversions = [_conversion(opt, one, names[one.p], options, shared) for one in saved_states]
     coded = [(c.key, c.name) for c in conversions if any(slot.coded for slot in c.lay.slots)]
     warn_of_quantized(coded, state_dict["param_groups"])
     _warn_of_uncorrected(conversions)
@@ -157,11 +158,14 @@ class _Conversion(NamedTuple):
 
 
 def _conversion(
-    opt: StatefulOptimizer, saved: _Saved, name: str | None, shared: sharding.SharedFailure | None
+    opt: StatefulOptimizer,
+    saved: _Saved,
+    name: str | None,
+    options: Any,
+    shared: sharding.SharedFailure | None,
 ) -> _Conversion:
     """ValueError where saved state does not fit, with the parameter's name."""
     p, lay, key, value = saved
-    options = options_of_load()
     try:
         if options is not None and options.full_state_dict:
             broadcast = options.broadcast_from_rank0

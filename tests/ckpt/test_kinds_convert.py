@@ -120,8 +120,8 @@ CASES = [
     pytest.param(kind, world, to, id=f"{kind}-{world}-{to}")
     for kind, world in of()
     for to in DIALECTS
-    # From the most ranks, and of one kind from each number of them.
-    if world == max(KINDS[kind].worlds) or kind == "fsdp2_nested"
+    # The largest world of each kind; every world of one of each of the two ways to keep chunks.
+    if world == max(KINDS[kind].worlds) or kind in ("fsdp2_nested", "torchao_8bit")
 ]
 
 

@@ -209,7 +209,7 @@ def accumulated(kind: str, accidents: dict[int, int], place: str) -> list[Any]:
 
 # Both micro-batches, of the first step and of the next, behind which one more shows what is left.
 EACH = ({0: 0, 1: 1}, {0: 1, 1: 0})
-BOTH = EACH[1:]
+BOTH = EACH[:1]
 
 
 def run_again(

@@ -1,10 +1,10 @@
 """Whatever is wrapped around the model: weights and state are the bytes of a single process from
 the same global gradients, and checkpoints cross.
 
-Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell is steps, equal; then what
-other wrappers saved, equal when it is loaded and 2 steps later. CI loads every pair of wrappers,
-and each format from and to all of them; LOWBIT_WHOLE=1 every format from each. In the column of
-real sizes the checkpoint is that of the wrapper in the row above.
+Prints the table: `pytest -s tests/sharding/test_wrappers.py`. A cell compares twice: after some
+steps, and 2 steps after loading what other wrappers saved. CI loads every pair of wrappers, and
+each format from and to all of them; LOWBIT_WHOLE=1 every format from each. In the column of real
+sizes the checkpoint is that of the wrapper in the row above.
 """
 
 import pytest

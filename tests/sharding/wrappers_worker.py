@@ -46,9 +46,18 @@ FORMATS = {
 }
 # Of parameters of the sizes that models have.
 REAL = "8bit, real sizes"
-# Beyond the table and test_matrix_pairs.py: scales that cover more, two factored moments, and norms
-# of what is kept beside weights.
+# Beyond the table and test_matrix_pairs.py: scales of two numbers, scales that cover more, two
+# factored moments, norms, and what is kept beside weights.
 MORE = {
+    "log8, Kahan": lambda p: lowbit.AdamW(
+        p, lr=1e-2, seed=5, state_format="log8", param_format="bfloat16_kahan"
+    ),
+    "Schedule-Free": lambda p: lowbit.ScheduleFreeAdamW(
+        p, lr=1e-2, seed=5, warmup_steps=4, weight_decay=0.1
+    ),
+    "Schedule-Free, split8": lambda p: lowbit.ScheduleFreeAdamW(
+        p, lr=1e-2, seed=5, param_format="bfloat16_split8"
+    ),
     "LAMB, split16": lambda p: lowbit.LAMB(p, lr=1e-2, seed=5, param_format="bfloat16_split16"),
     "CAME": lambda p: lowbit.CAME(p, lr=1e-2, seed=5),
     "two lengths, by chance": lambda p: lowbit.AdamW(

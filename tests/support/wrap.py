@@ -62,8 +62,8 @@ MESHES = {
 
 @functools.cache
 def shared_mesh(shape: tuple[int, ...], names: tuple[str, ...] | None = None) -> DeviceMesh:
-    """Made once in a process group (tests/support/ranks/pool.py forgets it): each has groups of its
-    own, whose ranks are connected and whose threads wake.
+    """Made once in a process group (tests/support/ranks/pool.py forgets it): another mesh would
+    connect its ranks anew, and start three threads for each group.
     """
     return init_device_mesh("cpu", shape, mesh_dim_names=names)
 

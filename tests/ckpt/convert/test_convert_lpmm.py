@@ -279,6 +279,15 @@ def test_what_cannot_be_read_is_refused_by_name(tmp_path, change, message):
     assert message in error and "exp_avg_sq" in error
 
 
+def test_scales_along_dimensions_that_the_parameter_lacks(tmp_path):
+    """Strides are not needed to see it. The tool once divided by a size that it had not read."""
+    entry = golden_entry("AdamW_rank1")
+    del entry["exp_avg_sq_qstate"]["overhead"]["stride"], entry["exp_avg_qstate"]
+    entry["exp_avg"] = torch.zeros(SHAPE[0])
+    error = convert(tmp_path, lpmm_file([entry]), "torch", code=3)
+    assert "exp_avg_sq: is of the shape [41, 130], its parameter [41]" in error
+
+
 def test_what_lpmm_cannot_keep(tmp_path):
     values = moments((48, 128))
     content = adam(values)

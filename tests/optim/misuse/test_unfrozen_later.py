@@ -104,11 +104,44 @@ def test_groups_of_another_model():
 
 
 @pytest.mark.usefixtures("silent")
-def test_groups_made_again_count():
+def test_another_optimizer_trains_them():
     """As in adversarial training: each optimizer is built while the other's half is frozen."""
     model = frozen_below()
-    first = lowbit.AdamW(lowbit.param_groups(model))
+    above = lowbit.AdamW(lowbit.param_groups(model))
     model[:2].requires_grad_(True)
-    second = lowbit.AdamW(lowbit.param_groups(model))
-    train(model, second)
-    train(model, first)
+    model[2].requires_grad_(False)
+    below = lowbit.AdamW(lowbit.param_groups(model))
+    model.requires_grad_(True)
+    for _ in range(40):
+        train(model, above, 1)
+        train(model, below, 1)
+    assert above.state and not set(above.state) & set(below.state)
+
+
+def test_an_estimate_makes_no_groups():
+    model = frozen_below()
+    opt = lowbit.AdamW(lowbit.param_groups(model))
+    model[1].requires_grad_(True)
+    lowbit.estimate(model)
+    with pytest.warns(UserWarning, match="does not train '1.weight'"):
+        train(model, opt)
+
+
+@pytest.mark.usefixtures("silent")
+def test_an_estimate_leaves_nothing_out():
+    model = frozen_below()
+    lowbit.estimate(model)
+    opt = lowbit.AdamW(model[2].named_parameters("2"))
+    model.requires_grad_(True)
+    train(model, opt)
+
+
+@pytest.mark.usefixtures("silent")
+def test_a_warning_that_is_an_error_comes_after_the_step():
+    model = frozen_below()
+    opt = lowbit.AdamW(lowbit.param_groups(model))
+    model[1].requires_grad_(True)
+    with pytest.raises(UserWarning, match="does not train"):
+        train(model, opt)
+    assert {float(state["step"]) for state in opt.state.values()} == {32.0}
+    assert not opt.stepped_early

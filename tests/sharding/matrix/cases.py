@@ -22,12 +22,10 @@ from tests.sharding.wrappers_worker import Kept, equal, global_gradient, name_of
 from tests.support import wrap
 from tests.support.digests import whole_weight
 
-# As few parameters as are cut every way: 3 ranks divide the rows of one alone and leave one no
-# expert, columns are cut at a block's end and inside of one, and two keep float32 state.
 UNITS = {
     "first": {"square": (64, 512), "vector": (1000,)},
-    "second": {"odd": (100, 77)},
-    "experts": {"up": (4, 40, 32)},
+    "second": {"odd": (100, 77), "long": (7, 1024)},
+    "experts": {"up": (4, 40, 32), "down": (4, 32, 40)},
     "last": {"wide": (36, 256), "bias": (7,)},
 }
 ZERO, SLICES = "ZeroRedundancyOptimizer", "flat slices"
@@ -214,8 +212,8 @@ def refused_under(wrapper: str, name: str) -> bool:
     return any(wrapper in REFUSED_UNDER.get(column, ()) for column in columns)
 
 
-# The kinds of checkpoints: of 8-bit state with a factored one beside it.
-OF_KINDS = {"AdamW": FORMATS["factored8"]}
+# The kinds of checkpoints: of 8-bit state, and of a factored one beside it.
+OF_KINDS = {name: RULES[name] for name in ("AdamW", "Adafactor")}
 OVER_KINDS = {
     name: PLACES[name]
     for name in (

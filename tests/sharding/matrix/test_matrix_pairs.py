@@ -1,7 +1,7 @@
 """Every rule, format and wrapper of docs/bits/sharding-matrix.md in pairs: a covering array of the
 products that `make matrix` runs.
 
-A cell is "same bits" if steps give the bytes of one process. What the wrapper of the line above
+A cell is "same bits" if 4 steps give the bytes of one process. What the wrapper of the line above
 saved loads with the bytes of one process, also after 2 more steps, and what each saved loads in one
 process. Else a cell has the refusal. `tests/sharding/matrix/pairs.json` is what this test found:
 

@@ -96,15 +96,18 @@ struct LpmmReader {
       const std::string over = name + "_qstate.overhead.";
       const auto scaled = shape_in(entry, over + "scaled_shape"),
                  stride = shape_in(entry, over + "stride");
-      if (!scaled || !stride) continue;
+      if (!scaled) continue;
       const Leaf* absmax = tensor_in(entry, over + "max1");
       const bool grouped =
           absmax != nullptr && scaled->size() == 2 && absmax->shape == Shape{(*scaled)[0], 1};
-      if (!grouped) {
+      if (!grouped) {  // cross-tile scales, which are read along the parameter's dimensions
         RETURN_IF_ERROR(learn_shape(*scaled, name));
-      } else if (const auto shape = shape_of(*stride, static_cast<uint64_t>((*scaled)[0]),
-                                             static_cast<uint64_t>((*scaled)[1]))) {
-        RETURN_IF_ERROR(learn_shape(*shape, name));
+      } else if (stride) {
+        const auto shape = shape_of(*stride, static_cast<uint64_t>((*scaled)[0]),
+                                    static_cast<uint64_t>((*scaled)[1]));
+        if (shape) {
+          RETURN_IF_ERROR(learn_shape(*shape, name));
+        }
       }
     }
     return fine();
