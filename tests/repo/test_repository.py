@@ -151,9 +151,7 @@ def test_where_the_project_lives_is_said_once():
         named = re.findall(r"https://github\.com/lowbit[^\s\"')>]*", (ROOT / name).read_text())
         assert named and all(address.startswith(home) for address in named), name
     for page in ("docs/index.md", "docs/install.md"):
-        wheel, source = (
-            (ROOT / page).read_text().index(x) for x in ("pip install lowbit-", "make setup")
-        )
+        wheel, source = ((ROOT / page).read_text().index(x) for x in ("-cp310-abi3-", "make setup"))
         assert wheel < source, f"{page}: what compiles nothing comes first"
 
 
