@@ -5,7 +5,7 @@ and recovery after a failed pass.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -41,15 +41,14 @@ def steppers_of(params: Iterable[Tensor]) -> set[Any]:
     return {stepper_of(p) for p in params} - {None}
 
 
-def warn_of_early_steps(params: Iterable[Tensor]) -> None:
+def warn_of_early_steps(params: Sequence[Tensor]) -> None:
     """Warns, once for each optimizer, if the backward pass has stepped some of these parameters, so
     that their gradients are gone and not clipped by a max_norm of its own either.
     """
     if not steppers or torch.compiler.is_compiling():
         return
-    given = list(params)
-    for stepper in steppers_of(given):
-        gone = sum(p in stepper.opt.stepped_early for p in given)
+    for stepper in steppers_of(params):
+        gone = sum(p in stepper.opt.stepped_early for p in params)
         if gone and stepper.max_norm is None:
             warn_once(
                 stepper.opt.warned,

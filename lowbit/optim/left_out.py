@@ -32,7 +32,7 @@ def remember(model: nn.Module) -> None:
 @contextlib.contextmanager
 def unrecorded(model: nn.Module) -> Iterator[None]:
     """For groups of which no optimizer is made: the record of the model stays as it is."""
-    before = _LEFT_OUT.pop(model, None)
+    before = _LEFT_OUT.get(model)
     try:
         yield
     finally:
@@ -63,18 +63,19 @@ class Watch:
         if self._steps % self.EVERY or not _LEFT_OUT or "left out" in opt.warned:
             return
         here = _params_of(opt)
+        stepped = here.union(*map(_params_of, list(_OPTIMIZERS)))
         for model, frozen in list(_LEFT_OUT.items()):
             named = list(model.named_parameters())
-            missed = {
-                name: id(p)
+            missed = [
+                name
                 for name, p in named
-                if name in frozen and p.requires_grad and p.grad is not None and id(p) not in here
-            }
+                if name in frozen
+                and p.requires_grad
+                and p.grad is not None
+                and id(p) not in stepped
+            ]
             if missed and any(id(p) in here for _, p in named):
-                elsewhere = set().union(*map(_params_of, list(_OPTIMIZERS)))
-                names = [name for name, key in missed.items() if key not in elsewhere]
-                if names:
-                    warn_once(opt.warned, "left out", _message(names))
+                warn_once(opt.warned, "left out", _message(missed))
 
 
 def _params_of(opt: Any) -> set[int]:

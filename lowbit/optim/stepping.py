@@ -32,9 +32,9 @@ class SteppingOptimizer(StatefulOptimizer):
         self.stepped_early: set[Any] = set()  # the parameters stepped in this backward pass
         self.steppers: list[Any] = []  # the handles of step_in_backward
         self.wrapped: Any = None  # weakly, the module that fsdp1.bind was given
-        self.watch = Watch(self)
         self.shares_memory = False  # whether parameters did, when missing state was last created
         super().__init__(params, defaults)
+        self.watch = Watch(self)  # which asks all optimizers that were made for their groups
 
     def hyper(self, group: Mapping[str, Any], rule: str) -> list[float]:
         """The rule's hyperparameters in the catalog's order: the learning rate first,

@@ -118,6 +118,18 @@ def test_another_optimizer_trains_them():
     assert above.state and not set(above.state) & set(below.state)
 
 
+def test_an_optimizer_whose_construction_raised():
+    """Its traceback may keep it, as a notebook does."""
+    model = frozen_below()
+    with pytest.raises(TypeError) as kept:
+        lowbit.AdamW(model[0].weight)
+    opt = lowbit.AdamW(lowbit.param_groups(model))
+    model[1].requires_grad_(True)
+    with pytest.warns(UserWarning, match="does not train '1.weight'"):
+        train(model, opt)
+    assert kept.value.__traceback__ is not None
+
+
 def test_an_estimate_makes_no_groups():
     model = frozen_below()
     opt = lowbit.AdamW(lowbit.param_groups(model))
