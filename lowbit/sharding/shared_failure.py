@@ -24,14 +24,23 @@ class SharedFailure:
     Args:
         params: of the optimizer; the process groups are those of their meshes, and of flat shards.
         error: makes what is raised where another rank failed, from that rank and its cause.
+        everywhere: whether all ranks take part, whatever the parameters are.
     """
 
-    def __init__(self, params: Iterable[Any], error: Callable[[int, str], BaseException]) -> None:
+    def __init__(
+        self,
+        params: Iterable[Any],
+        error: Callable[[int, str], BaseException],
+        *,
+        everywhere: bool = False,
+    ) -> None:
         self.failure: BaseException | None = None
         import torch.distributed as dist
 
         self._error, self._code, self._over = error, 0, False
         found = dict.fromkeys(group for p in params for group in _groups_of(p))
+        if everywhere and dist.is_available() and dist.is_initialized():
+            found[dist.group.WORLD] = None
         # In one order on all ranks, and there and back, so that all hear of it where a rank is in
         # some of the groups only: each is entered twice on each of its ranks.
         # torch without torch.distributed has no such function, and here no groups.

@@ -7,6 +7,7 @@ from __future__ import annotations
 import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from copy import deepcopy
 from typing import Any, NamedTuple
@@ -84,7 +85,8 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     shared = _SHARED.get()
     saved_states = _saved_states(opt, state_dict["state"], laid_out, key_of)
     options = options_of_load()
-    conversions = [_conversion(opt, one, names[one.p], options, shared) for one in saved_states]
+    with _together(options):
+        conversions = [_conversion(opt, one, names[one.p], options, shared) for one in saved_states]
     coded = [(c.key, c.name) for c in conversions if any(slot.coded for slot in c.lay.slots)]
     warn_of_quantized(coded, state_dict["param_groups"])
     _warn_of_uncorrected(conversions)
@@ -116,6 +118,19 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     opt.__setstate__({"state": state, "param_groups": groups})
     for post_hook in opt._optimizer_load_state_dict_post_hooks.values():
         post_hook(opt)
+
+
+def _together(options: Any) -> AbstractContextManager[object]:
+    """Makes an error of one rank one of all, where ranks have what rank 0 sent them: rank 0 alone
+    may see that it does not fit.
+    """
+    if options is None or not options.broadcast_from_rank0:
+        return nullcontext()
+    return sharding.SharedFailure((), _refused_elsewhere, everywhere=True).together()
+
+
+def _refused_elsewhere(rank: int, cause: str) -> ValueError:
+    return ValueError(f"rank {rank} refused the state that is loaded; its own error says why")
 
 
 class _Saved(NamedTuple):

@@ -94,3 +94,4 @@ def test_sharded_state_is_converted_and_a_broadcast_of_it_refused(tmp_path):
         process.join()
         assert process.exitcode == 0, printed
     assert "broadcast_from_rank0=True sends only what this optimizer keeps" in printed[0], printed
+    assert "rank 0 refused the state that is loaded" in printed[1], printed
