@@ -5,11 +5,12 @@ the backward pass, 8-bit state in the host's memory, checkpointed layers, and a 
     python recipes/one_card.py --model llama-8b --memory 24GiB  # a configuration, or its weights
     python recipes/one_card.py --state card --preset 4bit       # 4-bit state, on the card
     python recipes/one_card.py --optimizer torch                # float32 AdamW, to compare
+    python recipes/one_card.py --no-save                        # measures, and keeps nothing
 
 A second run with the same `--out` resumes, and ends with the bits of one that never stopped. The
-last line compares the peak with `lowbit.estimate`. `--memory` is a limit that the process cannot
-exceed. Text is that of Python's standard library, or of `--text`; a folder's own tokenizer reads
-it, and without one its bytes are the tokens.
+last line has the tokens a second, and compares the peak with `lowbit.estimate`. `--memory` is a
+limit that the process cannot exceed. Text is that of Python's standard library, or of `--text`; a
+folder's own tokenizer reads it, and without one its bytes are the tokens.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import os
 import pathlib
 import resource
 import sys
+import time
 from typing import Any
 
 import torch
@@ -34,6 +36,8 @@ from lowbit.config.size import parsed
 from lowbit.planning.trace import checkpoint_layers
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+OPTIMIZERS = ("lowbit", "torch", "torchao", "torchao-offload", "bitsandbytes")
+WARM = 2  # steps that come before the speed is measured
 M_MMAP_THRESHOLD = -3  # of malloc.h
 SMALL = {  # 34 M parameters
     "vocab_size": 8192,
@@ -48,7 +52,7 @@ TINY = {**SMALL, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers"
 
 def main() -> None:
     args = arguments()
-    plan = estimated(args)
+    plan = estimated(args) if args.memory or args.optimizer == "lowbit" else None
     if args.memory is not None:
         print(plan, flush=True)
         limit_memory(parsed(args.memory))
@@ -62,22 +66,44 @@ def main() -> None:
     opt = optimizer(args, model)
     schedule = torch.optim.lr_scheduler.LambdaLR(opt, lambda step: max(0.0, 1 - step / 10_000))
     path = args.out / "run.pt"
-    begin = load(path, model, opt, schedule) if path.exists() else 0
+    begin = load(path, model, opt, schedule) if args.save and path.exists() else 0
     if begin and DEVICE.type == "cpu":
         forget_peak()  # pages of the mapped file counted as resident; the system takes them back
-    for step in range(begin, begin + args.steps):
+    speed = train(args, model, opt, schedule, batches, begin)
+    peak = peak_memory() - before
+    if args.save:
+        save(path, model, opt, schedule, begin + args.steps)
+    if args.export:
+        model.save_pretrained(args.export)  # safetensors, and config.json
+    values = {"optimizer": args.optimizer, "tokens_per_second": speed, "peak": peak}
+    values["parameters"] = sum(p.numel() for p in model.parameters())
+    print(json.dumps({**values, **beside_estimate(args, peak, plan)}), flush=True)
+
+
+def train(
+    args: argparse.Namespace,
+    model: nn.Module,
+    opt: Any,
+    schedule: Any,
+    batches: Batches,
+    begin: int,
+) -> float | None:
+    """Takes the steps from `begin` on. Returns the tokens a second, None of too few steps."""
+    end, began = begin + args.steps, now()
+    for step in range(begin, end):
+        if step == begin + WARM:
+            began = now()
         loss = lowbit.causal_loss(model, batches(step).to(DEVICE), chunk=args.chunk)
         loss.backward()
         opt.step()
         opt.zero_grad()
         schedule.step()
-        if step % 10 == 0 or step == begin + args.steps - 1:
+        if step % 10 == 0 or step == end - 1:
             print(f"step {step}, loss {loss.item():.3f}", flush=True)
-    peak = peak_memory() - before
-    save(path, model, opt, schedule, begin + args.steps)
-    if args.export:
-        model.save_pretrained(args.export)  # safetensors, and config.json
-    print(said(plan, peak, args), flush=True)
+    if args.steps <= WARM:
+        return None
+    tokens = args.micro_batch * args.context * (args.steps - WARM)
+    return round(tokens / (now() - began), 1)
 
 
 def arguments() -> argparse.Namespace:
@@ -85,7 +111,7 @@ def arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--model", metavar="PATH", help="a folder of transformers, or a config.json (a small one)")
     add("--memory", metavar="SIZE", help="what the process may use, such as 24GiB (all there is)")
-    add("--optimizer", choices=("lowbit", "torch", "torchao", "bitsandbytes"), default="lowbit")
+    add("--optimizer", choices=OPTIMIZERS, default="lowbit")
     add("--state", choices=("host", "card"), default="host", help="where lowbit's state lies")
     add("--preset", default="8bit", help="lowbit's state_format (8bit)")
     add("--overlap", metavar="SIZE", help="steps beside the backward pass; so much waits: 256MiB")
@@ -99,6 +125,7 @@ def arguments() -> argparse.Namespace:
     add("--text", nargs="*", default=[], metavar="FILE")
     add("--out", type=pathlib.Path, default=pathlib.Path("out/one_card"))
     add("--export", metavar="FOLDER", help="writes safetensors at the end")
+    add("--no-save", dest="save", action="store_false", help="neither resumes nor saves the run")
     args = parser.parse_args()
     args.keep_gradients |= args.optimizer != "lowbit"
     return args
@@ -139,6 +166,11 @@ def optimizer(args: argparse.Namespace, model: nn.Module) -> Any:
         from torchao.optim import AdamW8bit
 
         return AdamW8bit(model.parameters(), lr=args.lr, bf16_stochastic_round=True)
+    if args.optimizer == "torchao-offload":
+        from torchao.optim import CPUOffloadOptimizer
+
+        adamw = torch.optim.AdamW
+        return CPUOffloadOptimizer(model.parameters(), adamw, offload_gradients=True, lr=args.lr)
     if args.optimizer == "bitsandbytes":
         from bitsandbytes.optim import PagedAdamW8bit
 
@@ -194,7 +226,14 @@ def load(path: pathlib.Path, model: nn.Module, opt: Any, schedule: Any) -> int:
     return int(saved["step"])
 
 
-# Memory
+# Time and memory
+
+
+def now() -> float:
+    """Seconds, once the GPU has done what it was given."""
+    if DEVICE.type == "cuda":
+        torch.cuda.synchronize()
+    return time.perf_counter()
 
 
 def warm_up(args: argparse.Namespace) -> None:
@@ -252,14 +291,13 @@ def status(field: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(field + ":"))
 
 
-def said(estimate: Any, peak: int, args: argparse.Namespace) -> str:
-    """The peak beside the estimate, as a line of JSON."""
+def beside_estimate(args: argparse.Namespace, peak: int, estimate: Any) -> dict[str, float]:
+    """The estimated peak of lowbit, and the measured one as a multiple of it."""
+    if args.optimizer != "lowbit":
+        return {}
     plan = estimate.fit.plans["lowbit"]
     expected = plan.peak + (plan.host if DEVICE.type == "cpu" else 0)  # a CPU's state is at home
-    values = {"optimizer": args.optimizer, "peak": peak, "parameters": estimate.parameters}
-    if args.optimizer == "lowbit":
-        values |= {"estimate": expected, "ratio": round(peak / expected, 3)}
-    return json.dumps(values)
+    return {"estimate": expected, "ratio": round(peak / expected, 3)}
 
 
 if __name__ == "__main__":

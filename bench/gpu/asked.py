@@ -38,6 +38,7 @@ def lines(report: dict) -> list[Line]:
         tests(stages),
         graphs(stages),
         *(sanitizer(stages, name) for name in ("memcheck", "racecheck")),
+        *large(stages.get("large")),
         line(
             f"everything inside {SECONDS // 60} minutes",
             f"{report['seconds'] / 60:.1f} minutes",
@@ -168,6 +169,24 @@ def sanitizer(stages: dict[str, dict], name: str) -> Line:
     if stage["status"] != "passed":
         measured += f"; {unfinished(stage)}"
     return line(asked, measured, met(stage, len(stage["errors"])))
+
+
+def large(stage: dict | None) -> Iterator[Line]:
+    """A model of 8 B parameters inside 24 GiB, its peak beside the estimate, and its speed."""
+    fits, near = "8 B parameters inside 24 GiB", "its peak within 5 % of lowbit.estimate"
+    runs = (stage or {}).get("large", {})
+    ours = [(name, found) for name, found in runs.items() if name.startswith("lowbit")]
+    if not ours:
+        for asked in (fits, near):
+            yield line(asked, unfinished(stage), None)
+        return
+    failed = [f"{name}: {found['error']}" for name, found in ours if "error" in found]
+    done = [(name, found) for name, found in ours if "error" not in found]
+    peaks = [f"{name}: {found['peak'] / 2**30:.2f} GiB" for name, found in done]
+    yield line(fits, "; ".join([*peaks, *failed]), not failed)
+    ratios = [found["ratio"] for _, found in done]
+    measured = ", ".join(f"{ratio:.3f}" for ratio in ratios) or "not measured"
+    yield line(near, measured, all(abs(r - 1) <= 0.05 for r in ratios) if ratios else None)
 
 
 def met(stage: dict, bad: int) -> bool | None:

@@ -8,6 +8,7 @@
     patterns  in which order memory answers fastest (bench/gpu/patterns.cu)
     offload   state in the host's memory beside the bus's own speed and torchao's offload
     train     a GPT of 124 M parameters
+    large     a Llama of 8 B parameters inside 24 GiB, beside others' optimizers
 
 A rehearsal has the same stages on the CPU, at tiny sizes: an error that it can find costs no minute
 of a card.
@@ -30,7 +31,7 @@ from bench import ROOT
 from bench.gpu import tile_model
 from bench.gpu.stage import Stage, junit, sanitizer
 
-PARTS = ("bits", "speed", "muon", "check", "profile", "patterns", "offload", "train")
+PARTS = ("bits", "speed", "muon", "check", "profile", "patterns", "offload", "train", "large")
 # Seconds on an H100 with 16 cores (2026-11-27), where they were measured; the others are guesses.
 TOOK = {
     "wheel": 5,
@@ -45,6 +46,7 @@ TOOK = {
     "patterns": 40,
     "bus": 30,
     "train": 60,
+    "large": 240,
 }
 # Tests that take seconds even under a tool that is fifty times slower, and run every kernel: short
 # blocks, odd ends, misaligned memory, all formats.
@@ -99,6 +101,7 @@ def stages(
         "patterns": [made.patterns()],
         "offload": [made.card("bus")],
         "train": [made.card("train")],
+        "large": [made.large()],
     }
     chosen = [stage for part in made.choice.parts for stage in all_parts[part]]
     if made.choice.rehearse:  # what has no kernels to look at is left out
@@ -224,6 +227,14 @@ class Stages:
         command, out = self.measured(name, "bench.gpu.card", name)
         env = self.with_baselines if name == "bus" else {}
         return self.stage(name, 90, command, env, read=lambda text: json.loads(out.read_text()))
+
+    def large(self) -> Stage:
+        command, out = self.measured("large", "bench.gpu.large")
+
+        def read(text: str) -> dict:
+            return json.loads(out.read_text())
+
+        return self.stage("large", 400, command, self.with_baselines, read)
 
     def profile(self) -> Stage:
         """ncu's full set of some kernels: the report, and its text."""

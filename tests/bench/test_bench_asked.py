@@ -15,12 +15,13 @@ import pytest
 from bench.contestants import baselines, ours
 from bench.contestants.contestant import tensors
 from bench.gpu import __main__ as gpu
-from bench.gpu import asked, tile_model
+from bench.gpu import asked, large, tile_model
 from bench.gpu import stages as gpu_stages
 from bench.gpu.stage import Stage, junit
 from bench.measuring.workload import MANY, QUARTER
 from tests.support.paths import ROOT
 
+OURS = [name for name in large.RUNS if name.startswith("lowbit")]
 NAMES = (*asked.BASELINES, asked.EIGHT, asked.IN_GRAPH)
 
 
@@ -65,6 +66,7 @@ def good():
                 errors=[],
                 tests={"passed": 20, "failed": 0},
             ),
+            stage("large", large={name: {"peak": 20 << 30, "ratio": 0.97} for name in OURS}),
         ],
     }
 
@@ -135,10 +137,10 @@ def test_a_tile_counted_and_measured(tmp_path):
 
 def test_everything_is_met():
     found = asked.lines(good())
-    assert [x["met"] for x in found] == [True] * 13, found
+    assert [x["met"] for x in found] == [True] * 15, found
     text = asked.page(found)
     assert (
-        text.count("| yes |") == 13 and f"85% or more of the copy's speed, {QUARTER.name}" in text
+        text.count("| yes |") == 15 and f"85% or more of the copy's speed, {QUARTER.name}" in text
     )
     assert "90.0%: 3,600 GB/s" in text and "300 passed, 0 failed, 2 skipped" in text
     # Median of 1/3, 2/4.
@@ -147,7 +149,7 @@ def test_everything_is_met():
 
 def test_nothing_was_reached():
     found = asked.lines({"seconds": 700.0, "stages": [stage("build", "failed")]})
-    assert [x["met"] for x in found] == [None] * 12 + [False]
+    assert [x["met"] for x in found] == [None] * 14 + [False]
     assert all(x["measured"] for x in found)
     assert "| open |" in asked.page(found) and "| **no** |" in asked.page(found)
 
@@ -220,6 +222,30 @@ def test_a_hazard():
     )
 
 
+def test_a_large_model_that_does_not_fit_and_one_that_needs_more_than_estimated():
+    report = good()
+    of(report, "large")["large"] |= {
+        OURS[1]: {"error": "OutOfMemoryError: CUDA out of memory"},
+        OURS[2]: {"peak": 22 << 30, "ratio": 1.06},
+    }
+    found = said(report)
+    fits, near = (
+        found["8 B parameters inside 24 GiB"],
+        found["its peak within 5 % of lowbit.estimate"],
+    )
+    assert fits["met"] is False and "OutOfMemoryError" in fits["measured"]
+    assert near["met"] is False and near["measured"] == "0.970, 1.060"
+
+
+def test_a_run_of_a_large_model_that_fails_is_a_line_of_the_table(tmp_path):
+    """The others are worth knowing."""
+    found = large.run(tmp_path / "none.json", ["--optimizer", "nobodys"], "cpu", True)
+    assert "invalid choice: 'nobodys'" in found["error"]
+    assert large.row("nobody's", found) == ["nobody's", found["error"], "", ""]
+    whole = {"tokens_per_second": 1234.5, "peak": 3 << 30, "ratio": 1.01}
+    assert large.row("lowbit", whole) == ["lowbit", "1,234", "3.00", "1.010"]
+
+
 def test_graphs_that_differ():
     report = good()
     of(report, "cuda-tests").update(status="failed", graphs={"passed": 8, "failed": 1})
@@ -282,7 +308,7 @@ def test_baselines_come_from_wheels(tmp_path):
     assert "a_peer 1.2.3" in gpu.baselines_line([done])
     for s in made:
         finds = "PYTHONPATH" in s.env
-        assert finds == (s.name in ("bench-step", "bus")), s.name
+        assert finds == (s.name in ("bench-step", "bus", "large")), s.name
         if finds:
             env = {**os.environ, **s.env}
             subprocess.run([sys.executable, "-c", "import a_peer"], env=env, check=True)

@@ -45,11 +45,18 @@ def test_every_part(tree):
     assert code == 0 and set(statuses.values()) == {"passed"}, said
     assert set(statuses) == {
         "build",
-        *["cuda-tests", "bench-step", "kernels", "muon", "profile", "bus", "train"],
+        *["cuda-tests", "bench-step", "kernels", "muon", "profile", "bus", "train", "large"],
         *(["patterns"] if gpu_stages.nvcc() else []),
     }
     assert "VERDICT: " in said and " have the CPU's bits; AdamW with 8-bit state" in said
-    titles = ("Stages", "One step over 2,000 tensors", "Muon", "The bus", "Training")
+    titles = (
+        "Stages",
+        "One step over 2,000 tensors",
+        "Muon",
+        "The bus",
+        "Training",
+        "A small model",
+    )
     assert [title for title in titles if f"## {title}" not in page] == []
     assert "could not be" not in page + said
 
