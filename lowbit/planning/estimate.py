@@ -240,9 +240,13 @@ def _class_of(optimizer: str | Callable[..., LowbitOptimizer]) -> Callable[..., 
     """The optimizer's class; a name is one of `lowbit.__all__`."""
     if callable(optimizer):
         return optimizer
-    cls = optimizer_named(optimizer) if isinstance(optimizer, str) else None
+    if not isinstance(optimizer, str):
+        raise TypeError(
+            f"optimizer should be a class of lowbit or its name, not a {type(optimizer).__name__}"
+        )
+    cls = optimizer_named(optimizer)
     if cls is None:
-        hint = no_optimizer(str(optimizer))
+        hint = no_optimizer(optimizer)
         if not hint.endswith("?"):
             hint = f"; it has {', '.join(optimizer_names())}"
         raise ValueError(f"lowbit has no optimizer {optimizer!r}{hint}")

@@ -101,8 +101,9 @@ def follows_columns(p: Any, width: Callable[[int], int]) -> bool:
 
 def row_range(rows: int, rank: int, ranks: int) -> tuple[int, int]:
     """The rows [begin, end) of a rank where `fully_shard` splits so many rows over `ranks`."""
-    mine = _chunks([(0, rows)], ranks)[rank]
-    return mine[0] if mine else (rows, rows)
+    size = -(-rows // ranks)
+    begin = min(rank * size, rows)
+    return begin, min(begin + size, rows)
 
 
 def row_shards(p: Any, what: str) -> int:

@@ -267,6 +267,13 @@ def test_ranks_hold_what_fully_shard_gives_them(world):
     assert "fully_shard" in many["bitsandbytes_8bit"].note and not one["bitsandbytes_8bit"].note
 
 
+def test_thousands_of_ranks_take_no_square_of_their_number():
+    model, world = nn.Linear(64, 5000, dtype=torch.bfloat16), 20_000  # the square is a minute
+    said = lowbit.estimate(model, ranks=world)["lowbit"]
+    assert sum(said.weights) == sum(size(p) for p in model.parameters())
+    assert said.weights[4999] == 65 * 2 and said.weights[5000] == 0
+
+
 def partly(world, *meshes):
     """A model some of whose layers are sharded, each over a mesh of so many ranks."""
     from torch.distributed.device_mesh import init_device_mesh
@@ -398,6 +405,12 @@ def test_the_result_prints_and_becomes_json():
             {"optimizer": torch.optim.AdamW, "full_precision": ()},
             TypeError,
             "full_precision",
+        ),
+        (
+            nn.Linear(8, 8),
+            {"optimizer": lowbit.SGD(nn.Linear(8, 8).parameters(), 0.1)},
+            TypeError,
+            "a class of lowbit or its name, not a SGD$",
         ),
         (nn.Linear(8, 8), {"state_format": "9bit"}, ValueError, "9bit"),
         (nn.Linear(8, 8), {"ema": "bfloat16"}, ValueError, "to nearest it stands still"),
