@@ -110,7 +110,7 @@ def clip_scale(
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
     norm = total_norm(parameters, norm_type, group)
     if isinstance(grad_scale, Tensor):
-        norm = norm / grad_scale.to(norm.device)
+        norm = norm / grad_scale.to(norm).reshape(())
     elif grad_scale is not None:
         norm = _quotient(norm, grad_scale)
     if error_if_nonfinite and not bool(norm.isfinite()):

@@ -38,7 +38,7 @@ def lr_beside(lr: Tensor, device: torch.device) -> Tensor:
 
 
 def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
-    """The local part of a one-element tensor, on the device.
+    """The local part of a one-element tensor, on the device: on a GPU float32 where it is float64.
 
     A CPU number is filled in on the device, since a copy would wait for it.
 
@@ -49,11 +49,13 @@ def on_device(number: Tensor | None, device: torch.device) -> Tensor | None:
     if number is None:
         return None
     number = sharding.local(number)
+    wide = device.type != "cpu" and number.dtype == torch.float64
+    dtype = torch.float32 if wide else number.dtype
     if number.device.type == "cpu" != device.type and not torch.compiler.is_compiling():
         if capturing(device):
             raise RuntimeError(
                 f"a step that a CUDA graph captures got a number on the CPU ({float(number)}), "
                 f"which every replay would use again; pass a tensor on {device}"
             )
-        return torch.full((), float(number), dtype=number.dtype, device=device)
-    return number.to(device)
+        return torch.full((), float(number), dtype=dtype, device=device)
+    return number.to(device, dtype)

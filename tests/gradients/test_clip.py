@@ -305,6 +305,26 @@ def test_with_torchs_grad_scaler():
         )
 
 
+@pytest.mark.parametrize("shape", [(), (1,)], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
+def test_a_scale_of_another_dtype_or_shape_leaves_those_of_the_norm(dtype, shape):
+    given = torch.full(shape, 1024.0, dtype=dtype)
+    found = lowbit.clip_scale(parameters(), 0.3, grad_scale=given)
+    for there, wanted in zip(
+        found, lowbit.clip_scale(parameters(), 0.3, grad_scale=1024.0), strict=True
+    ):
+        assert (there.dtype, there.shape) == (torch.float32, ()) and torch.equal(there, wanted)
+
+
+def test_a_number_is_float32_on_a_gpu():
+    """A device without memory stands for it, as its kernels read float32 alone."""
+    gpu = torch.device("meta")
+    for device in ("cpu", "meta"):
+        for shape in ((), (1,)):
+            number = torch.ones(shape, dtype=torch.float64, device=device)
+            assert on_device(number, gpu).dtype == torch.float32
+
+
 def test_a_number_that_the_host_knows_is_not_copied_to_a_gpu():
     """A copy would wait for all that the GPU has to do; a device without memory stands for it."""
     seen = []
