@@ -11,41 +11,17 @@ from lowbit.ops.library import number, operators
 # The passes of a low-rank step over the local part of one matrix, on the CPU, for
 # lowbit/step/lowrank.py: docs/definitions/lowrank.md.
 projection = operators.projection
-
-
 singular_vectors = operators.singular_vectors
-
-
 project_rows = operators.project_rows
-
-
 column_absmax = operators.column_absmax
-
-
 project_columns = operators.project_columns
-
-
 column_values = operators.column_values
-
-
 channel_scales = operators.channel_scales
-
-
 squares = operators.squares
-
-
 tensor_scale = operators.tensor_scale
-
-
 apollo_norm = operators.apollo_norm
-
-
 fira_norm = operators.fira_norm
-
-
 exact_norm = operators.exact_norm
-
-
 limit = operators.limit
 
 
@@ -93,6 +69,4 @@ def fira_step(
 # The passes of a low-rank step over many matrices on a GPU, for lowbit/step/lowrank_cuda.py.
 # (pass, read, written, plan, hyper, table, grad_scale, found_inf)
 lowrank_pass = operators.lowrank_pass
-
-
 lowrank_room = operators.lowrank_room  # () -> bytes of the table for each matrix

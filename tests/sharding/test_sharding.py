@@ -8,6 +8,7 @@ from torch import nn
 
 import lowbit
 from tests.sharding import distributed_worker
+from tests.support.trained import losses_of_both_modes
 
 pytestmark = pytest.mark.slow
 
@@ -85,17 +86,7 @@ def test_modes_give_up_what_an_evaluation_gathered(mesh):
             fully_shard(model[0], mesh=mesh)
             fully_shard(model, mesh=mesh)
         opt = lowbit.ScheduleFreeAdamW(model.named_parameters(), lr=0.05)
-        x, found = torch.randn(4, 32), []
-        for _ in range(3):
-            opt.train()
-            loss = model(x).square().mean()
-            loss.backward()
-            opt.step()
-            opt.zero_grad()
-            opt.eval()
-            with torch.no_grad():
-                found += [loss.item(), model(x).square().mean().item()]
-        return found
+        return losses_of_both_modes(model, opt)
 
     assert losses(True) == losses(False)
 

@@ -202,22 +202,12 @@ def test_names_like_a_checkpoint_s_make_none(tmp_path):
 
 
 def test_a_folder_of_deepspeed_is_not_mixed_with_other_files(tmp_path):
-    state = {
-        "step": torch.tensor(2.0),
-        "exp_avg": torch.randn(4, 5),
-        "exp_avg_sq": torch.rand(4, 5),
-    }
-    group = {
-        "lr": 0.1,
-        "betas": (0.9, 0.99),
-        "eps": 1e-8,
-        "weight_decay": 0.0,
-        "amsgrad": False,
-        "params": ["w"],
-    }
-    optimizer = {"state": {"w": state}, "param_groups": [group]}
+    w = torch.nn.Parameter(torch.randn(4, 5))
+    opt = torch.optim.Adam([("w", w)])
+    w.grad = torch.randn(4, 5)
+    opt.step()
     source = tmp_path / "a.pt"
-    torch.save({"model": {"w": torch.randn(4, 5)}, "optim": optimizer}, source)
+    torch.save({"model": {"w": w.detach()}, "optim": opt.state_dict()}, source)
     target = tmp_path / "u"
     checkpoint.convert(source, target, container="universal")
     checkpoint.convert(source, target, container="universal", force=True)

@@ -36,6 +36,7 @@ from tests.sharding.wrappers_worker import (
     set_grads,
     unequal,
 )
+from tests.support.trained import losses_of_both_modes
 
 
 def train(opt, steps, growth: float = 1.0) -> None:
@@ -263,17 +264,7 @@ def modes_after_an_evaluation(orig: bool) -> tuple[list[float], list[float]]:
         opt = lowbit.ScheduleFreeAdamW(model.named_parameters(), lr=0.05, state_format="float32")
         if shard:
             fsdp1.bind(model, opt)
-        x, found = torch.randn(4, 32), []
-        for _ in range(3):
-            opt.train()
-            loss = model(x).square().mean()
-            loss.backward()
-            opt.step()
-            opt.zero_grad()
-            opt.eval()
-            with torch.no_grad():
-                found += [loss.item(), model(x).square().mean().item()]
-        return found
+        return losses_of_both_modes(model, opt)
 
     return losses(False), losses(True)
 
