@@ -21,7 +21,7 @@ from lowbit.planning.fit import Setting, fit
 from lowbit.planning.libraries import COUNT, LIBRARIES, MOMENTS, STEP, Library
 from lowbit.planning.models import meta_model
 from lowbit.planning.report import Estimate, Footprint
-from lowbit.planning.weights import Weight, ranks_and_parts, weights_of
+from lowbit.planning.weights import Weight, on_ranks, ranks_and_parts, weights_of
 from lowbit.state.layout import Layout
 from lowbit.state.memory import is_outside
 from lowbit.state.slot import StateTensor
@@ -273,30 +273,26 @@ def _ours(
     ranks: int,
     ema: bool | str,
 ) -> Footprint:
-    known: dict[tuple[int, int], int] = {}  # ranks differ in few lengths
+    def local(rank: int) -> int:
+        total = 0
+        for weight, lay in layouts:
+            here = lay.at_rows(*weight.rows(rank, ranks))
+            total += sum(_entry_bytes(entry.local, entry) for entry in here.entries())
+            total += _identity_bytes(lay)
+        return total
 
-    def local(number: int, weight: Weight, lay: Layout, rank: int) -> int:
-        begin, end = weight.rows(rank, ranks)
-        if (number, end - begin) not in known:
-            here = lay.at_rows(begin, end)
-            size = sum(_entry_bytes(entry.local, entry) for entry in here.entries())
-            known[number, end - begin] = size + _identity_bytes(lay)
-        return known[number, end - begin]
-
-    state = tuple(
-        sum(local(i, weight, lay, rank) for i, (weight, lay) in enumerate(layouts))
-        for rank in range(ranks)
-    )
+    trained = [weight for weight, _ in layouts]
+    state = on_ranks(trained, ranks, local)
     whole = sum(
         sum(_entry_bytes(entry.shape, entry) for entry in lay.entries()) + _identity_bytes(lay)
         for _, lay in layouts
     )
-    held, grads, saved = _model(weights, [w for w, _ in layouts], dtype, ranks)
+    held, grads, saved = _model(weights, trained, dtype, ranks)
     note, wide = "", [group["full_precision"] is True for group in opt.param_groups]
     if any(wide):
         which = "all parameters" if all(wide) else "embeddings or heads"
         note = f"{which} keep float32 state, as asked"
-    averages, kept = _averages([w for w, _ in layouts], ranks, ema) if ema else ((), 0)
+    averages, kept = _averages(trained, ranks, ema) if ema else ((), 0)
     return Footprint(_title(opt), held, grads, state, saved + whole + kept, note, averages)
 
 
@@ -323,18 +319,18 @@ def _theirs(
             return MOMENTS * 4 * values
         return library.state(values, weight.of(cast).element_size())
 
-    state = []
-    for rank in range(ranks):
+    def local(rank: int) -> int:
         coded = any(library.codebooks(w.here(rank, ranks)) for w in quantized)
-        shared = library.shared if coded else 0
-        state.append(sum(kept(w, rank) for w in trained) + shared)
+        return sum(kept(w, rank) for w in trained) + (library.shared if coded else 0)
+
+    state = on_ranks(trained, ranks, local)
     # A checkpoint has once what every rank holds: whole parameters' state, and step counts.
     once = sum(library.step_bytes if w.split else kept(w, 0) for w in trained)
     held, grads, saved = _model(weights, trained, cast, ranks)
     note = library.note(bfloat16) if ranks > 1 else ""
     averages = tuple(copied + COUNT for copied in held) if ema else ()  # torch's AveragedModel
     checkpoint = saved + sum(state) - (ranks - 1) * once + (saved + COUNT if ema else 0)
-    return Footprint(library.title, held, grads, tuple(state), checkpoint, note, averages)
+    return Footprint(library.title, held, grads, state, checkpoint, note, averages)
 
 
 def _averages(
@@ -343,7 +339,9 @@ def _averages(
     """What `lowbit.EMA` keeps on each rank, and what it adds to a checkpoint."""
     size = format_of(EMA_FORMAT if ema is True else ema).itemsize
     beside = COUNT + STEP * len(trained)
-    held = tuple(sum(w.here(r, ranks) for w in trained) * size + beside for r in range(ranks))
+    held = on_ranks(
+        trained, ranks, lambda rank: sum(w.here(rank, ranks) for w in trained) * size + beside
+    )
     return held, sum(w.values for w in trained) * size + COUNT
 
 
@@ -355,6 +353,9 @@ def _model(
 ) -> tuple[tuple[int, ...], tuple[int, ...], int]:
     """Weights and gradients of each rank, and the weights of a checkpoint."""
     sizes: Mapping[int, int] = {id(w): w.of(dtype).element_size() for w in weights}
-    held = tuple(sum(w.here(r, ranks) * sizes[id(w)] for w in weights) for r in range(ranks))
-    grads = tuple(sum(w.here(r, ranks) * sizes[id(w)] for w in trained) for r in range(ranks))
-    return held, grads, sum(w.values * sizes[id(w)] for w in weights if w.saved)
+
+    def held(of: Sequence[Weight]) -> tuple[int, ...]:
+        return on_ranks(of, ranks, lambda rank: sum(w.here(rank, ranks) * sizes[id(w)] for w in of))
+
+    saved = sum(w.values * sizes[id(w)] for w in weights if w.saved)
+    return held(weights), held(trained), saved

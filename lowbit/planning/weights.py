@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +44,24 @@ class Weight:
         """The number of values on a rank."""
         begin, end = self.rows(rank, ranks)
         return (end - begin) * math.prod(self.tensor.shape[1:])
+
+
+def on_ranks(
+    weights: Sequence[Weight], ranks: int, bytes_on: Callable[[int], int]
+) -> tuple[int, ...]:
+    """`bytes_on(rank)` for every rank. It is called once for neighbors that hold equally many rows
+    of each weight, since a job of thousands of ranks has few different ones.
+    """
+    differ = {0}  # the ranks that hold other numbers of rows than the rank before
+    for weight in weights:
+        _, end = weight.rows(0, ranks)
+        if weight.split and end:
+            full = weight.tensor.shape[0] // end
+            differ |= {full, full + 1}
+    made: list[int] = []
+    for rank in range(ranks):
+        made.append(bytes_on(rank) if rank in differ else made[-1])
+    return tuple(made)
 
 
 def weights_of(model: nn.Module, parts: Mapping[int, int] | None) -> list[Weight]:
