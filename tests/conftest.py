@@ -51,6 +51,20 @@ def ckpt():
     need("ckpt", native._checkpoint is not None, "lowbit was built without its checkpoint module")
 
 
+@pytest.fixture
+def one_rank():
+    """A mesh of this process alone."""
+    import gc
+
+    import torch.distributed as dist
+    from torch.distributed.device_mesh import init_device_mesh
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1,))
+    gc.collect()  # gloo aborts where a sharded tensor outlives it
+    dist.destroy_process_group()
+
+
 @pytest.fixture(scope="module")
 def pool(processes):
     """`pool.run(ranks, function, *arguments)`, and a folder for the cases of this file."""

@@ -2,13 +2,9 @@
 checkpointing, two backward passes, and one that was frozen when the hooks were made.
 """
 
-import gc
-
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, distribute_tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -252,14 +248,6 @@ def test_a_step_that_is_given_up_leaves_no_trace():
         except KeyError:
             net.zero_grad()
     opt.step()
-
-
-@pytest.fixture
-def one_rank():
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    gc.collect()  # gloo aborts where a sharded tensor outlives it
-    dist.destroy_process_group()
 
 
 def test_tensor_parallel_parameters_are_averaged_once(one_rank):

@@ -93,22 +93,15 @@ def test_parameters_that_share_memory_step_in_the_backward_pass():
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 @pytest.mark.parametrize("shards", [True, False])
-def test_a_sharded_parameter_that_is_listed_twice(shards, tmp_path):
+def test_a_sharded_parameter_that_is_listed_twice(shards, one_rank):
     """All ranks decide alike, also those without a shard: by the list, not by addresses."""
-    import torch.distributed as dist
-    from torch.distributed.tensor import Replicate, Shard, distribute_tensor, init_device_mesh
+    from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    try:
-        placement = [Shard(0) if shards else Replicate()]
-        p = nn.Parameter(
-            distribute_tensor(torch.ones(64, 64), init_device_mesh("cpu", (1,)), placement)
-        )
-        opt = lowbit.SGD([p, p], lr=0.5)
-        for _ in range(3):
-            p.sum().backward()
-            opt.step()
-            opt.zero_grad()
-    finally:
-        dist.destroy_process_group()
+    placement = [Shard(0) if shards else Replicate()]
+    p = nn.Parameter(distribute_tensor(torch.ones(64, 64), one_rank, placement))
+    opt = lowbit.SGD([p, p], lr=0.5)
+    for _ in range(3):
+        p.sum().backward()
+        opt.step()
+        opt.zero_grad()
     assert torch.equal(p.to_local(), torch.full((64, 64), 1 - 3 * 2 * 0.5))

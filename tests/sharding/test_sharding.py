@@ -64,17 +64,7 @@ def test_parameters_of_other_ranks_are_refused_by_name(pool):
 # What one rank shows; more wrappers are in test_wrappers.py.
 
 
-@pytest.fixture
-def mesh(tmp_path):
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
-def test_modes_give_up_what_an_evaluation_gathered(mesh):
+def test_modes_give_up_what_an_evaluation_gathered(one_rank):
     """FSDP2 keeps the root's gathered weights after a pass without a backward pass: the next one
     trained at the average."""
     from torch.distributed.fsdp import fully_shard
@@ -83,15 +73,30 @@ def test_modes_give_up_what_an_evaluation_gathered(mesh):
         torch.manual_seed(0)
         model = torch.nn.Sequential(torch.nn.Linear(32, 64), torch.nn.Linear(64, 8))
         if shard:
-            fully_shard(model[0], mesh=mesh)
-            fully_shard(model, mesh=mesh)
+            fully_shard(model[0], mesh=one_rank)
+            fully_shard(model, mesh=one_rank)
         opt = lowbit.ScheduleFreeAdamW(model.named_parameters(), lr=0.05)
         return losses_of_both_modes(model, opt)
 
     assert losses(True) == losses(False)
 
 
-def test_dtensors_on_one_rank(mesh):
+def test_an_average_of_another_shape_is_refused(one_rank):
+    """A row that was broadcast over all rows was no average of this model."""
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    model = fully_shard(nn.Linear(32, 64, dtype=torch.bfloat16), mesh=one_rank)
+    ema = lowbit.EMA(model)
+    row = distribute_tensor(torch.ones(1, 32, dtype=torch.bfloat16), one_rank, [Shard(0)])
+    saved = {"average_bfloat16": {**ema.averages, "weight": row}, "n_averaged": 1}
+    before = ema.averages["weight"].full_tensor().clone()
+    with pytest.raises(ValueError, match=r"the average of 'weight' has the shape \(1, 32\)"):
+        ema.load_state_dict(saved)
+    assert torch.equal(ema.averages["weight"].full_tensor(), before) and ema.n_averaged == 0
+
+
+def test_dtensors_on_one_rank(one_rank):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     torch.manual_seed(0)
@@ -99,10 +104,10 @@ def test_dtensors_on_one_rank(mesh):
     results = []
     for placement in (None, Shard(0), Shard(1), Replicate()):
         p = nn.Parameter(
-            value.clone() if placement is None else distribute_tensor(value, mesh, [placement])
+            value.clone() if placement is None else distribute_tensor(value, one_rank, [placement])
         )
         opt = lowbit.AdamW([("w", p)])
-        p.grad = grad if placement is None else distribute_tensor(grad, mesh, [placement])
+        p.grad = grad if placement is None else distribute_tensor(grad, one_rank, [placement])
         opt.step()
         full = [
             t if placement is None else t.full_tensor()

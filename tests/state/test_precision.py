@@ -304,27 +304,17 @@ def test_updates_far_below_a_step_of_the_weight():
             assert rms < 0.05, f"{name} is off by {rms:.3f}"
 
 
-@pytest.fixture
-def one_rank():
-    dist = pytest.importorskip("torch.distributed")
-    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
 def test_sharded_models_are_converted_and_stay_sharded(one_rank):
     """fully_shard's parameters become 16-bit where they are; what comes out are DTensors;
     whole tensors are taken too.
     """
-    from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
     from torch.distributed.tensor import DTensor
 
     net = nn.Sequential(nn.Linear(80, 70), nn.Linear(70, 70))
     wanted = {key: value.clone() for key, value in net.state_dict().items()}
-    mesh = init_device_mesh("cpu", (1,))
     for module in (net[0], net[1], net):
-        fully_shard(module, mesh=mesh)
+        fully_shard(module, mesh=one_rank)
     opt = lowbit.to_master_free(net, lambda p: lowbit.AdamW(p, param_format="bfloat16_split16"))
     first = lowbit.get_fp32_model_state_dict(net, opt)
     net(torch.randn(4, 80).bfloat16()).float().square().sum().backward()

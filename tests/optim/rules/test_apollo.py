@@ -263,39 +263,23 @@ def test_arguments_out_of_range(options, words):
         lowbit.APOLLO([nn.Parameter(torch.zeros(2, 2))], **options)
 
 
-@pytest.fixture
-def mesh(tmp_path):
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import init_device_mesh
-
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
-    yield init_device_mesh("cpu", (1,))
-    dist.destroy_process_group()
-
-
 @every
-def test_dtensors_on_one_rank(make, mesh):
+def test_dtensors_on_one_rank(make, one_rank):
     from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
     results = []
     for placement in (None, Shard(0), Replicate()):
         torch.manual_seed(0)
-        params = []
-        for i, shape in enumerate(SHAPES[:3]):
+
+        def drawn(shape, placement=placement):
             value = torch.randn(shape)
-            params.append(
-                (
-                    f"p{i}",
-                    nn.Parameter(
-                        value if placement is None else distribute_tensor(value, mesh, [placement])
-                    ),
-                )
-            )
+            return value if placement is None else distribute_tensor(value, one_rank, [placement])
+
+        params = [(f"p{i}", nn.Parameter(drawn(s))) for i, s in enumerate(SHAPES[:3])]
         opt = make(params)
         for _ in range(3):
             for _, p in params:
-                grad = torch.randn(p.shape)
-                p.grad = grad if placement is None else distribute_tensor(grad, mesh, [placement])
+                p.grad = drawn(p.shape)
             opt.step()
         again = make(params)
         again.load_state_dict(opt.state_dict())
