@@ -299,7 +299,8 @@ class ExactAccumulator:
         table = torch.zeros(2, self._most, dtype=torch.int32, device="cpu")
         for index, value in mine.items():
             table[0, index] = 1
-            table[1, index] = torch.as_tensor(value, dtype=torch.float32).cpu().view(torch.int32)
+            number = torch.as_tensor(value, dtype=torch.float32, device="cpu")
+            table[1, index] = number.view(torch.int32)
         table = table.to(device)
         for group in groups:
             sharding.reduce_over([(table, group, "sum")])  # one rank's bits, and zeros

@@ -433,6 +433,24 @@ def test_a_loss_after_an_idle_round_and_an_infinite_one():
         pass
 
 
+@pytest.fixture
+def meta_by_default():
+    torch.set_default_device("meta")
+    yield
+    torch.set_default_device(None)
+
+
+def test_losses_are_read_under_another_default_device(meta_by_default):
+    model = nn.Linear(4, 2, device="cpu")
+    accumulator = lowbit.accumulate(model, rounding="exact", average=2)
+    for index in accumulator.indices():
+        with accumulator.micro(index=index):
+            loss = model(torch.full((1, 4), index + 1.0, device="cpu")).square().mean()
+            loss.backward()
+            accumulator.log(loss)
+    assert accumulator.loss() > 0.0
+
+
 def test_a_model_that_writes_in_place_is_compared():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Linear(4, 4))
     assert lowbit.check_reproducible(model, lambda: model(torch.ones(2, 4)).sum())
