@@ -63,7 +63,8 @@ def boxes(p: Any) -> Boxes | None:
             *(range(mesh.size(i)) if i in over else (here[i],) for i in range(mesh.ndim))
         )
     )
-    ranks = [int(mesh.mesh[coordinate]) for coordinate in coordinates]
+    held = mesh.mesh[tuple(slice(None) if i in over else at for i, at in enumerate(here))]
+    ranks = held.flatten().tolist()  # in the order of the coordinates
     of_dimensions = [mesh.get_group(i) for i in over]
     group = of_dimensions[0] if len(over) == 1 else _group(ranks, of_dimensions)
     made: dict[int, tuple[int, tuple[Range, Range]]] = {}

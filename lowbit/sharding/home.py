@@ -173,11 +173,12 @@ def _home(p: Any, moving: int, to: int, later: int) -> Home:
     here = mesh.get_coordinate()
     assert here is not None
     group = mesh.get_group(moving)
+    all_ranks = mesh.mesh  # made anew by each call
     of: dict[int, tuple[int, int]] = {}  # by rank of the group
     number: dict[int, int] = {}  # the rank of each place on the mesh dimension
     for i in range(ranks):
         at = (*here[:moving], i, *here[moving + 1 :])
-        rank = rank_in(group, int(mesh.mesh[at]))
+        rank = rank_in(group, int(all_ranks[at]))
         begin, end = of_dim[index_on(p, dim, cuts, at)]
         of[rank], number[i] = (begin * inner, end * inner), rank
     if to == 0:
