@@ -19,7 +19,7 @@ from lowbit.config.overrides import clean_name
 from lowbit.optim.optimizer import LowbitOptimizer
 from lowbit.sharding import FlatSlice
 from lowbit.state.layout import Layout
-from lowbit.state.load import load_by_param
+from lowbit.state.load import is_by_param, load_by_param
 from lowbit.state.quantize import dequantize_slot, quantize_decoded
 from lowbit.state.settings import settings_by_name
 from lowbit.state.slot import Slot, StateTensor
@@ -314,6 +314,8 @@ def _imported(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
     """The inverse: all rows that are touched here, from all ranks that hold some of them, to be
     quantized again. A collective.
     """
+    if is_by_param():
+        return state_dict
     saved = state_dict["state"]
     key_of = _keys(opt, state_dict)
     flat_shards = [(p, lay) for _, p, lay in opt.laid_out() if isinstance(p, sharding.FlatShard)]

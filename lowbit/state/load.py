@@ -30,6 +30,14 @@ from lowbit.state.torch_functions import options_of_load
 
 # Of a load by `load_by_param`; a program's own `load_state_dict` may lie between.
 _SHARED: ContextVar[sharding.SharedFailure | None] = ContextVar("shared failure", default=None)
+_BY_PARAM: ContextVar[bool] = ContextVar("by param", default=False)
+
+
+def is_by_param() -> bool:
+    """Whether what is being loaded has the moments of whole parameters, whatever holds them here:
+    whether `load_by_param` runs.
+    """
+    return _BY_PARAM.get()
 
 
 def load_by_param(
@@ -58,11 +66,12 @@ def load_by_param(
         size = len(group["params"])
         groups.append({**given, **names, "params": list(range(at, at + size))})
         at += size
-    token = _SHARED.set(shared)
+    tokens = _SHARED.set(shared), _BY_PARAM.set(True)
     try:
         opt.load_state_dict({"state": state, "param_groups": groups})
     finally:
-        _SHARED.reset(token)
+        _SHARED.reset(tokens[0])
+        _BY_PARAM.reset(tokens[1])
 
 
 @torch.no_grad()

@@ -186,6 +186,35 @@ def wrapped_otherwise(orig: bool) -> dict[str, bool]:
     return same
 
 
+def stepped_by_torch(path: str) -> None:
+    """Writes what torch's AdamW has after a step, with names."""
+    model = Words(False)
+    opt = torch.optim.AdamW(model.named_parameters(), lr=1e-2)
+    model(torch.arange(9)).square().sum().backward()
+    opt.step()
+    saved = opt.state_dict()
+    names = saved["param_groups"][0]["param_names"]
+    state = {names[number]: value for number, value in saved["state"].items()}
+    groups = [{**saved["param_groups"][0], "params": names}]
+    torch.save({"state": state, "param_groups": groups}, path)
+
+
+def loaded_from_torch(path: str, wrapper: str, export: str | None, way: str) -> dict[str, str]:
+    """The digests of what whole moments of torch's AdamW become."""
+    model: nn.Module = Words(False)
+    if wrapper != "plain":
+        orig = wrapper == "orig"
+        model = FullyShardedDataParallel(model, use_orig_params=orig, device_id=CPU)
+    opt = lowbit.AdamW(model.named_parameters(), lr=1e-2, min_numel=1024)
+    if wrapper != "plain":
+        lowbit.fsdp1.bind(model, opt, export=export)
+    if way == "file":
+        lowbit.load_optimizer(opt, path)
+    else:
+        lowbit.fsdp1.set_state_dict(opt, torch.load(path))
+    return digest(opt, 1)
+
+
 def bound_twice() -> list[str]:
     """A second `bind` replaces the first: exported state is loaded, and what other groups get is
     said.

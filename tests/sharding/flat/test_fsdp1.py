@@ -100,6 +100,18 @@ def test_the_float32_view_loads_under_another_wrapping(pool, ranks, orig):
     assert pool.run(ranks, fsdp1_worker.wrapped_otherwise, orig) == [wanted] * ranks
 
 
+@pytest.mark.parametrize("way", ["file", "set_state_dict"])
+@pytest.mark.parametrize("export", [None, "fp32"])
+@pytest.mark.parametrize("wrapper", ["orig", "flat"])
+def test_whole_moments_load_with_the_float32_view_and_without(pool, tmp_path, wrapper, export, way):
+    """Only what torch's functions hand over has the shape of flat shards."""
+    path = str(tmp_path / "torch.pt")
+    fsdp1_worker.stepped_by_torch(path)
+    plain = fsdp1_worker.loaded_from_torch(path, "plain", None, "file")
+    made = pool.run(2, fsdp1_worker.loaded_from_torch, path, wrapper, export, way)
+    assert made == [plain, plain]
+
+
 def test_binding_again_takes_the_place_of_the_call_before(pool):
     for messages in pool.run(2, fsdp1_worker.bound_twice):
         assert len(messages) == 1 and "has 3 parameter groups and the optimizer 2" in messages[0]
