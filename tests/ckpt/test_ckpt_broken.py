@@ -211,7 +211,8 @@ def test_pickle_bombs_and_tricks(source, body, word):
     refused(source, word)
 
 
-def test_a_damaged_item_is_said_with_its_file(source):
+def test_a_damaged_item_is_said_with_its_path(source):
+    """Of two folders with files of the same names, the message says which."""
     run("reshard", source / "a", source / "b", "--world-size", 3)
     file = source / "b" / "__1_0.distcp"
     whole = file.read_bytes()
@@ -220,7 +221,13 @@ def test_a_damaged_item_is_said_with_its_file(source):
         error = run("verify", source / "b", code=3).stderr
         if "checksum" in error:
             break
-    assert error.startswith("lowbit-ckpt: __1_0.distcp: ") and "the file is damaged" in error
+    assert error.startswith(f"lowbit-ckpt: {file}: ") and "the file is damaged" in error
+    run("reshard", source / "a", source / "whole", "--world-size", 3)
+    for pair in (("whole", "b"), ("b", "whole")):
+        assert run("diff", *(source / name for name in pair), code=3).stderr == error
+    file.write_bytes(whole[:100])
+    cut = run("diff", source / "whole", source / "b", code=3).stderr
+    assert cut.startswith(f"lowbit-ckpt: {file}: ") and "cut off" in cut
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs another user")

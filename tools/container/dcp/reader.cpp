@@ -29,7 +29,7 @@ class DcpContainer : public Container {
   FileSet& files() override { return files_; }
 
   Result<Stored> stored(const Tensor& tensor, const Chunk& chunk) override {
-    const std::string what = files_.name(chunk.extent.file) + ": " + printable(tensor.name) +
+    const std::string what = files_.shown(chunk.extent.file) + ": " + printable(tensor.name) +
                              " at " + shape_text(chunk.offset);
     const uint64_t bytes = volume(chunk.shape) * static_cast<uint64_t>(tensor.dtype->bytes);
     ASSIGN_OR_RETURN(extent, unpacked(chunk.extent, bytes + (1u << 20), what));
@@ -57,7 +57,7 @@ class DcpContainer : public Container {
 
   Result<Value> value(const Blob& blob) override {
     RETURN_IF_ERROR(check_single(blob));
-    const std::string what = files_.name(blob.extent.file) + ": " + printable(blob.name);
+    const std::string what = files_.shown(blob.extent.file) + ": " + printable(blob.name);
     ASSIGN_OR_RETURN(extent, plain(blob.extent, what));
     ASSIGN_OR_RETURN(file, files_.open(extent.file));
     return read_value(*file, extent, what);

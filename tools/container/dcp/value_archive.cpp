@@ -344,7 +344,7 @@ Result<Item> item_of(const Manifest& manifest, const Blob& blob) {
   RETURN_IF_ERROR(check_single(blob));
   Container& container = *manifest.container;
   const std::string what =
-      container.files().name(blob.extent.file) + ": " + printable(flat_name(blob.path));
+      container.files().shown(blob.extent.file) + ": " + printable(flat_name(blob.path));
   ASSIGN_OR_RETURN(extent, container.plain(blob.extent, what));
   ASSIGN_OR_RETURN(file, container.files().open(extent.file));
   return Item{what, extent, std::move(file)};

@@ -258,7 +258,7 @@ Status VerifiedReader::read_tiles(const Part& part, const Payload& payload, cons
 
 Error VerifiedReader::not_as_recorded(const Part& part) const {
   const std::string file = manifest_.container->files().name(part.chunk.extent.file);
-  return damaged(file + ": " + part.what() +
+  return damaged(manifest_.container->files().shown(part.chunk.extent.file) + ": " + part.what() +
                  ": its digest is not the one in lowbit.json: the file, or its digest there, is "
                  "damaged")
       .at(printable(part.tensor.name), file);

@@ -115,7 +115,7 @@ Status check_opaque(const Manifest& manifest, const Blob& blob) {
   items.insert(items.end(), blob.more.begin(), blob.more.end());
   for (const FileExtent& item : items) {
     const std::string what =
-        manifest.container->files().name(item.file) + ": " + printable(blob.name);
+        manifest.container->files().shown(item.file) + ": " + printable(blob.name);
     ASSIGN_OR_RETURN(records, manifest.container->records(item, what));
     for (const Record& r : records)
       RETURN_IF_ERROR(manifest.container->reader().read_all(
@@ -164,6 +164,7 @@ Result<Document> document_of(std::shared_ptr<const Manifest> manifest) {
     order.resize(manifest->tensors.size() + manifest->blobs.size());
     for (size_t i = 0; i < order.size(); ++i) order[i] = i;
   }
+  out.leaves.reserve(order.size());
   for (const size_t i : order) {
     Leaf leaf;
     if (i < manifest->tensors.size()) {

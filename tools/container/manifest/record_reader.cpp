@@ -117,8 +117,8 @@ Status RecordReader::compare(Progress& p) {
   p.done = true;
   if (p.parts[0].crc != p.record.crc) {
     const std::string file = files_.name(p.record.file), name = printable(p.record.name);
-    return damaged(file + ": " + p.what + ": the checksum of its record " + name +
-                   " is wrong: the file is damaged")
+    return damaged(files_.shown(p.record.file) + ": " + p.what + ": the checksum of its record " +
+                   name + " is wrong: the file is damaged")
         .at("", file, name);
   }
   const std::lock_guard held(lock_);

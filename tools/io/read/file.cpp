@@ -176,7 +176,7 @@ bool LocalDirectory::has(const std::string& name) const {
 
 Result<std::shared_ptr<File>> LocalDirectory::file(const std::string& name) const {
   if (!is_entry_name(name)) return leads_out(name);
-  const std::string what = printable(path_ + "/" + name);
+  const std::string what = shown(name);
   // O_NONBLOCK: a pipe of that name must not hang us before it is found to be no regular file.
   const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
   if (fd < 0 && errno == ELOOP) return bad(what + ": is a link, which is not followed");
@@ -186,19 +186,23 @@ Result<std::shared_ptr<File>> LocalDirectory::file(const std::string& name) cons
     ::close(fd);
     return bad(what + ": is not a regular file");
   }
-  return std::shared_ptr<File>(std::make_shared<LocalFile>(fd, identity_of(info), printable(name)));
+  return std::shared_ptr<File>(std::make_shared<LocalFile>(fd, identity_of(info), what));
 }
 
 Result<std::shared_ptr<Directory>> LocalDirectory::folder(const std::string& name) const {
   if (!is_entry_name(name)) return leads_out(name);
-  const std::string path = path_ + "/" + name;
+  const std::string path = path_ + "/" + name, what = shown(name);
   const int fd = ::openat(fd_, name.c_str(), O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
   struct stat info;
   if (fd < 0 && ::fstatat(fd_, name.c_str(), &info, AT_SYMLINK_NOFOLLOW) == 0 &&
       S_ISLNK(info.st_mode))
-    return bad(printable(path) + ": is a link, which is not followed");
-  if (fd < 0) return not_opened("cannot open the folder " + printable(path));
+    return bad(what + ": is a link, which is not followed");
+  if (fd < 0) return not_opened("cannot open the folder " + what);
   return std::shared_ptr<Directory>(std::make_shared<LocalDirectory>(fd, path));
+}
+
+std::string Directory::shown(const std::string& name) const {
+  return printable(path_ + (path_.ends_with('/') ? "" : "/") + name);
 }
 
 Result<std::string> Directory::content(const std::string& name, uint64_t limit) const {
@@ -272,6 +276,11 @@ std::string FileSet::name(uint32_t number) const {
   return printable(files_[number].name);
 }
 
+std::string FileSet::shown(uint32_t number) const {
+  const std::lock_guard held(lock_);
+  return folder_->shown(files_[number].name);
+}
+
 void FileSet::keep(uint32_t number, std::shared_ptr<const File> file) {
   const bool is_made = files_[number].make != nullptr;
   std::vector<uint32_t>& held = is_made ? made_ : open_;
@@ -301,7 +310,7 @@ Result<std::shared_ptr<const File>> FileSet::open(uint32_t number) {
     if (member.make == nullptr) {
       ASSIGN_OR_RETURN(file, find(member.name));
       if (file->identity() != member.identity)
-        return bad(printable(member.name) + ": changed while it was read");
+        return bad(folder_->shown(member.name) + ": changed while it was read");
       keep(number, file);
       return std::shared_ptr<const File>(std::move(file));
     }
@@ -322,7 +331,7 @@ Status FileSet::check_unchanged() {
     if (member.make != nullptr) continue;
     ASSIGN_OR_RETURN(file, find(member.name));
     if (file->identity() != member.identity)
-      return bad(printable(member.name) + ": changed while it was read");
+      return bad(folder_->shown(member.name) + ": changed while it was read");
   }
   return fine();
 }

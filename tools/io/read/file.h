@@ -88,6 +88,8 @@ class Directory {
   Directory(const Directory&) = delete;
   Directory& operator=(const Directory&) = delete;
   const std::string& path() const { return path_; }
+  /// The path of an entry, safe to print.
+  virtual std::string shown(const std::string& name) const;
   /// Names of the entries, sorted.
   virtual Result<std::vector<std::string>> list() const = 0;
   virtual bool has(const std::string& name) const = 0;
@@ -127,8 +129,10 @@ class FileSet {
   size_t count() const;
   uint64_t size(uint32_t number) const;
   FileIdentity identity(uint32_t number) const;
-  /// Safe to print.
+  /// Its name in the folder, safe to print.
   std::string name(uint32_t number) const;
+  /// Its path, safe to print: several folders may have files of one name.
+  std::string shown(uint32_t number) const;
   Result<std::shared_ptr<const File>> open(uint32_t number);
   /// An error if a file has changed since it was added.
   Status check_unchanged();

@@ -29,7 +29,7 @@ class StoreFile : public File {
   }
   Status fetch(uint64_t offset, char* out, uint64_t bytes) const override {
     const Status done = cache_->read(key_, size(), offset, out, bytes);
-    return done.ok() ? fine() : Status(done.error().at("", name()));
+    return done.ok() ? fine() : Status(done.error().at("", name().substr(name().rfind('/') + 1)));
   }
   std::shared_ptr<StoreCache> cache_;
   std::string key_;
@@ -51,11 +51,11 @@ class StoreFolder : public Directory {
       return bad(printable(path_) + ": the file name '" + printable(name) +
                  "' leads out of the folder");
     const auto found = entries_.find(name);
-    if (found == entries_.end()) return bad(printable(path_ + "/" + name) + ": is not there");
+    if (found == entries_.end()) return bad(shown(name) + ": is not there");
     if (found->second.kind != PathKind::kFile)
-      return bad(printable(path_ + "/" + name) + ": is a folder, not an object");
+      return bad(shown(name) + ": is a folder, not an object");
     return std::shared_ptr<File>(
-        std::make_shared<StoreFile>(cache_, found->second, name, printable(name)));
+        std::make_shared<StoreFile>(cache_, found->second, name, shown(name)));
   }
   Result<std::shared_ptr<Directory>> folder(const std::string& name) const override {
     if (!is_entry_name(name))
@@ -83,13 +83,14 @@ class StoreObject : public Directory {
         name_(path_.substr(path_.find_last_of('/') + 1)),
         cache_(std::make_shared<StoreCache>(std::move(location))) {}
 
+  std::string shown(const std::string&) const override { return printable(path_); }
   Result<std::vector<std::string>> list() const override { return std::vector<std::string>{name_}; }
   bool has(const std::string& name) const override { return name == name_; }
   Result<std::shared_ptr<File>> file(const std::string& name) const override {
     ASSIGN_OR_RETURN(entry, cache_->location().info(""));
     if (name != name_ || entry.kind != PathKind::kFile)
       return bad(printable(path_) + ": is not there");
-    return std::shared_ptr<File>(std::make_shared<StoreFile>(cache_, entry, "", printable(name)));
+    return std::shared_ptr<File>(std::make_shared<StoreFile>(cache_, entry, "", shown(name)));
   }
   Result<std::shared_ptr<Directory>> folder(const std::string&) const override {
     return bad(printable(path_) + ": is an object, not a folder");
