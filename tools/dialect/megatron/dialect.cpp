@@ -9,12 +9,12 @@
 namespace lowbit::ckpt {
 namespace {
 
-Result<int> recognize_megatron(const Document& /*document*/, const OptimizerTree& tree) {
-  return tree.view != nullptr ? 3 : 0;
+Result<int> recognize_megatron(const Document& document, const OptimizerTree& /*tree*/) {
+  return is_megatron(document) ? 3 : 0;
 }
 
 Result<Model> read_megatron(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
-  if (tree.view == nullptr)
+  if (!is_megatron(*document))
     return bad("is not a distributed checkpoint of Megatron-Core, a directory with a common state");
   ASSIGN_OR_RETURN(model, find_dialect("torch")->read(std::move(document), tree));
   model.dialect = "megatron";

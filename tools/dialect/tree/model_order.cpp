@@ -78,6 +78,28 @@ std::optional<std::pair<const Leaf*, const Leaf*>> sorted_by_name(const ModuleWe
   return found;
 }
 
+/// Puts the parameters that a CPUOffloadOptimizer left on the device, the smaller ones at the end,
+/// between the others, as the weights lie.
+Status put_in_order(const std::vector<const Leaf*>& weights, OptimizerTree& tree) {
+  std::vector<uint64_t> sizes;
+  for (const Leaf* weight : weights) sizes.push_back(volume(weight->shape));
+  std::ranges::sort(sizes);
+  const uint64_t least = sizes[tree.on_device];  // of the offloaded ones
+  if (sizes[tree.on_device - 1] == least)
+    return bad("its optimizer is torchao's CPUOffloadOptimizer with " +
+               std::to_string(tree.on_device) +
+               " parameters on the device, which are the smallest, and --model has more of that "
+               "size");
+  std::vector<Entry> entries;
+  size_t large = 0, small = tree.params.size() - tree.on_device;
+  for (const Leaf* weight : weights) {
+    entries.push_back(std::move(tree.params[volume(weight->shape) < least ? small++ : large++]));
+    entries.back().index = static_cast<int64_t>(entries.size()) - 1;
+  }
+  tree.params = std::move(entries);
+  return fine();
+}
+
 }  // namespace
 
 Status name_by_model(const Document& document, OptimizerTree& tree) {
@@ -127,6 +149,7 @@ Status name_by_model(const Document& document, OptimizerTree& tree) {
                printable(alike->second->path.back().text()) +
                "' have one size, so nothing tells which comes first; give what the program itself "
                "saves with torch.save(model.state_dict()), in the order of model.parameters()");
+  if (tree.on_device > 0) RETURN_IF_ERROR(put_in_order(found->params, tree));
   for (size_t i = 0; i < count; ++i) {
     tree.params[i].name = found->params[i]->path.back().text();
     tree.weights.push_back(found->params[i]);

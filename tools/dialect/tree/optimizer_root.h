@@ -11,6 +11,7 @@ namespace lowbit::ckpt {
 struct OptimizerRoot {
   Path path;
   bool groups = false, states = false;
+  bool offload = false;  // of torchao's CPUOffloadOptimizer: tree/cpu_offload.h
 };
 /// All paths at which an optimizer's state dict may begin.
 std::vector<OptimizerRoot> optimizer_roots(const Document& document);

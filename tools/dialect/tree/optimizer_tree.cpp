@@ -1,12 +1,14 @@
 #include "dialect/tree/optimizer_tree.h"
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
 
 #include "dialect/megatron_view/megatron.h"
 #include "dialect/numbers/numbers.h"
+#include "dialect/tree/cpu_offload.h"
 #include "dialect/tree/model_order.h"
 #include "dialect/tree/nested_value.h"
 #include "dialect/tree/optimizer_root.h"
@@ -332,6 +334,24 @@ Status check_no_group_meta(const Document& document, const Path& root) {
   return fine();
 }
 
+/// Reads the optimizers of a CPUOffloadOptimizer as one.
+Status join_offload(const Document& document, OptimizerTree& out) {
+  ASSIGN_OR_RETURN(view, offload_view(document, out.root));
+  const std::string counts = std::to_string(view.offloaded) + " offloaded parameters and " +
+                             std::to_string(view.on_device) + " on the device";
+  if (view.on_device > 0 && document.model == nullptr)
+    return bad("its optimizer is torchao's CPUOffloadOptimizer with " + counts +
+               ", and which of the model's parameters are which is not saved: --model PATH, a file "
+               "with the weights, tells it");
+  out.warnings.push_back("the optimizer is torchao's CPUOffloadOptimizer, with " + counts +
+                         ": it is read as one optimizer for all, which that class does not load");
+  out.on_device = view.on_device;
+  out.view = std::make_shared<const Document>(std::move(view.document));
+  RETURN_IF_ERROR(Finder(*out.view, out).run());
+  out.rest = std::move(view.rest);
+  return fine();
+}
+
 }  // namespace
 
 const Leaf* Entry::find(std::string_view leaf) const {
@@ -345,11 +365,13 @@ bool has_optimizer_tree(const Document& document) { return !optimizer_roots(docu
 
 Result<OptimizerTree> optimizer_tree_of(const Document& document) {
   std::vector<OptimizerRoot> roots = optimizer_roots(document);
+  const auto is_chosen = [&](const OptimizerRoot& root) {
+    return document.optimizer && flat_name(root.path) == *document.optimizer;
+  };
+  // One of those inside may be chosen too.
+  if (std::ranges::none_of(roots, is_chosen)) roots = joined_offload(document, std::move(roots));
   const std::vector<OptimizerRoot> all_roots = roots;
-  if (document.optimizer)
-    std::erase_if(roots, [&](const OptimizerRoot& root) {
-      return flat_name(root.path) != *document.optimizer;
-    });
+  if (document.optimizer) std::erase_if(roots, std::not_fn(is_chosen));
   if (roots.empty() && !all_roots.empty())
     return usage("holds no optimizer under '" + printable(*document.optimizer) + "', but under " +
                  names_of_roots(all_roots));
@@ -369,6 +391,11 @@ Result<OptimizerTree> optimizer_tree_of(const Document& document) {
     out.view = std::make_shared<const Document>(std::move(view.document));
     RETURN_IF_ERROR(Finder(*out.view, out).run());
     out.rest = std::move(view.rest);
+    return out;
+  }
+  if (roots[0].offload) {
+    RETURN_IF_ERROR(join_offload(document, out));
+    RETURN_IF_ERROR(name_by_model(document, out));
     return out;
   }
   RETURN_IF_ERROR(Finder(document, out).run());

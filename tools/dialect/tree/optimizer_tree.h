@@ -29,6 +29,9 @@ struct OptimizerTree {
   std::vector<const Leaf*> weights;  // of params, where document.model names them by its order
   std::vector<std::string> warnings;
   std::vector<std::string> unresolved = {};
+  /// Parameters at the end of `params`, each smaller than those before it: torchao's
+  /// CPUOffloadOptimizer keeps such apart, without their places in the model.
+  size_t on_device = 0;
   /// Has the leaves of `params` where the document lays them out in another way than torch.
   std::shared_ptr<const Document> view = {};
   /// Leaves of `params` that are arrays of numpy in the document, as their numbers.
