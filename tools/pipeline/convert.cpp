@@ -462,6 +462,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
   if (directory) append(at.warnings, warn_of_top_level(*at.document));
   // Other parts write to the same folder, which is not a leftover then.
   if (!options.write.part) append(at.warnings, warn_of_leftovers(target));
+  if (options.write.replace && directory) append(at.warnings, warn_of_others(target));
   WriteOptions write = options.write;
   write.part_plan = part_plan(options, at.from);
   if (write.mesh.parts.empty()) write.mesh = {{ranks_of(*at.document->manifest)}, {0}};

@@ -65,6 +65,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   if (options.write.part) RETURN_IF_ERROR(check_part(options.write));
   // Other parts write to the same folder, which is not a leftover then.
   if (!options.write.part) append(warnings, warn_of_leftovers(target));
+  if (options.write.replace) append(warnings, warn_of_others(target));
   if (options.dry_run)
     RETURN_IF_ERROR(check_target(ContainerKind::kDcp, document, target, options.write));
   ASSIGN_OR_RETURN(report, options.dry_run ? plan_dcp(document, options.write)

@@ -200,6 +200,13 @@ std::vector<std::string> warn_of_leftovers(const std::string& target) {
   return warnings;
 }
 
+std::vector<std::string> warn_of_others(const std::string& target) {
+  const auto there = folder_content(target);
+  if (!there.ok() || there.value().others.empty()) return {};
+  return {printable(target) + ": " + there.value().names() +
+          (there.value().others.size() == 1 ? " stays" : " stay") + " beside the new checkpoint"};
+}
+
 std::vector<std::string> warn_of_left_behind(const Manifest& source) {
   if (source.kind != ContainerKind::kDcp) return {};
   const auto folder = open_folder(source.path);

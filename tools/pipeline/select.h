@@ -53,6 +53,9 @@ std::vector<std::string> warn_of_top_level(const Document& source);
 
 /// A warning for each hidden folder or file that a killed run left beside `target`.
 std::vector<std::string> warn_of_leftovers(const std::string& target);
+/// A line that names what lies in the folder `target` and is of no checkpoint: a new one is put
+/// between it.
+std::vector<std::string> warn_of_others(const std::string& target);
 /// A line that names what lies in the source's folder and is not part of the checkpoint: the target
 /// has none of it.
 std::vector<std::string> warn_of_left_behind(const Manifest& source);

@@ -272,6 +272,29 @@ def test_files_that_stay_behind_are_named(tmp_path, store):
         assert line == "config.json and hf beside the checkpoint: not copied to the target"
 
 
+def test_files_that_stay_in_the_target_are_named(tmp_path):
+    """--force replaces the checkpoint between them. Those of Megatron-Core would become part of the
+    new one.
+    """
+    source, target = tmp_path / "a", tmp_path / "b"
+    save(storage_worker.state(0), source)
+    save(storage_worker.state(1), target)
+    (target / "config.json").write_text("{}")
+    (line,) = checkpoint.reshard(source, target, world_size=2, force=True)["warnings"]
+    assert line == f"{target}: config.json stays beside the new checkpoint"
+    (target / "hf").mkdir()
+    (line,) = checkpoint.convert(source, target, force=True, dry_run=True)["warnings"]
+    assert line == f"{target}: config.json and hf/ stay beside the new checkpoint"
+    (target / "common.pt").write_bytes(b"")
+    (target / "metadata.json").write_text("{}")
+    for make in (checkpoint.reshard, checkpoint.convert):
+        options = {"world_size": 2, "force": True}
+        with pytest.raises(checkpoint.CheckpointError, match="of Megatron-Core") as caught:
+            make(source, target, **options)
+        assert caught.value.code == 2
+    assert checkpoint.verify(target)["ok"]
+
+
 def test_a_folder_is_not_named_like_a_file(tmp_path):
     save(storage_worker.state(0), tmp_path / "a")
     with pytest.raises(checkpoint.CheckpointError, match="is the name of a file") as caught:

@@ -42,6 +42,13 @@ Status check_others(const FolderContent& there, NewDirectory::Kind kind, const s
   const std::string holds = shown + " holds " + there.names();
   if (kind != NewDirectory::Kind::kSave && !there.dcp && !there.data && !there.universal)
     return usage(holds + ", something else than a checkpoint: choose another name");
+  const auto has = [&](const char* name) {
+    return std::ranges::find(there.others, name) != there.others.end();
+  };
+  if (kind == NewDirectory::Kind::kDcp && has("common.pt") && has("metadata.json"))
+    return usage(shown +
+                 " holds common.pt and metadata.json of Megatron-Core, which would be "
+                 "taken for the new checkpoint's: choose another name");
   if (kind == NewDirectory::Kind::kFolder || there.universal)
     return usage(holds +
                  " beside a checkpoint, and a folder of DeepSpeed neither is written nor replaced "
