@@ -2,6 +2,7 @@
 
 import json
 import os
+import pathlib
 import shlex
 import shutil
 import subprocess
@@ -471,6 +472,44 @@ def test_force_is_no_advice_where_it_replaces_nothing(saved, tmp_path):
     (folder / "notes.txt").unlink()
     assert "exists; --force replaces it" in run(*reshard, code=2).stderr
     run(*reshard, "--force")
+
+
+def test_a_name_that_is_too_long_is_refused_before_the_work(saved, tmp_path):
+    for command in (
+        ["convert", saved / "adam.pt", tmp_path / ("x" * 300)],
+        ["reshard", saved / "adam", tmp_path / ("x" * 300), "--world-size", 2],
+    ):
+        for more in ([], ["--dry-run"]):
+            said = run(*command, *more, code=1).stderr
+            assert said.startswith("lowbit-ckpt: cannot write ") and "name too long" in said
+            assert ".partial" not in said
+    assert os.listdir(tmp_path) == []
+
+
+def test_reports_have_the_keys_of_the_page(saved, tmp_path):
+    """The same for every container, with an optimizer and without."""
+    page = (pathlib.Path(__file__).parents[2] / "docs/reference/ckpt-commands.md").read_text()
+    rows = [line.split("|") for line in page.split("## Reports")[1].splitlines() if "| `" in line]
+    keys = {row[1].strip(" `"): row[2].replace("`", "").replace(" ", "").split(",") for row in rows}
+    assert len(keys) == 5
+    torch.save({"w": torch.ones(2), "lr": float("nan")}, tmp_path / "w.pt")
+    sources = [saved / "adam", saved / "adam.pt", tmp_path / "w.pt"]
+    for number, source in enumerate(sources[:3]):
+        for container in ("dcp", "safetensors", "torch"):
+            made = tmp_path / f"{number}-{container}"
+            options = ("--container", container)
+            assert set(report("convert", source, made, *options)) == {*keys["convert"]}
+            sources.append(made)
+    for number, source in enumerate(sources):
+        assert set(report("inspect", source)) == {*keys["inspect"]}
+        assert set(report("verify", source)) == {*keys["verify"]}
+        resharded = report("reshard", source, tmp_path / f"r{number}", "--world-size", 2)
+        assert set(resharded) == {*keys["reshard"]}
+        assert set(report("diff", source, source)) == {*keys["diff"]}
+    found = report("inspect", tmp_path / "w.pt")
+    assert (found["dialect"], found["groups"], found["states"]) == (None, [], [])
+    assert found["values"] == {"lr": "nan"} and found["algorithm"] == ""
+    assert report("diff", sources[2], sources[2], "--bytes")["dialects"] is None
 
 
 def test_words_that_other_programs_take(saved, tmp_path):

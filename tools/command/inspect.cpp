@@ -24,7 +24,7 @@ std::string line(const Json& value) {
 
 /// One line for each state.
 void print_health(const Json& out) {
-  if (!out.contains("states")) return;
+  if (out["states"].empty()) return;
   fmt::print("\n{:<48} {:>8} {:>10} {:>9} {:>9} {:>8}  {}\n", "state", "zero", "saturated", "least",
              "most", "not fin.", "stored as");
   const auto share = [](const Json& h, const char* key) {

@@ -399,7 +399,10 @@ Result<Json> diff(const std::string& first, const std::string& second, const Dif
   ASSIGN_OR_RETURN(a, open_checkpoint(first));
   ASSIGN_OR_RETURN(b, open_checkpoint(second));
   Comparison comparison(options, std::max(data_bytes(a), data_bytes(b)));
-  Json out{{"first", printable(first)}, {"second", printable(second)}, {"by", "bytes"}};
+  Json out{{"first", printable(first)},
+           {"second", printable(second)},
+           {"by", "bytes"},
+           {"dialects", nullptr}};
   auto x = options.bytes ? Result<Model>(bad("")) : model_of(a);
   auto y = options.bytes ? Result<Model>(bad("")) : model_of(b);
   if (x.ok() && y.ok()) {

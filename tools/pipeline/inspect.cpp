@@ -253,6 +253,8 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
     }
   } else {
     out["dialect"] = nullptr;
+    out["algorithm"] = "";
+    out["groups"] = out["states"] = Json::array();
     out["facts"].push_back(found.ok() ? std::string(found.value().dialect->name) +
                                             "'s state, but: " + model.error().text
                                       : found.error().text);

@@ -86,6 +86,8 @@ Status NewDirectory::check(const std::string& given, bool replace, Kind kind,
     return usage("'" + printable(given) + "' does not name a folder to write");
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
+  if (!exists && errno == ENAMETOOLONG)
+    return failed("cannot write " + printable(path) + ": " + reason());
   RETURN_IF_ERROR(check_sources(path, sources));
   if (exists && !S_ISDIR(info.st_mode))
     return usage(shown + " exists and is not a folder; choose another name for the folder");

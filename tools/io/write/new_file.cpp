@@ -54,6 +54,8 @@ Status NewFile::check(const std::string& path, bool replace,
     return usage("'" + printable(path) + "' does not name a file to write");
   struct stat info;
   const bool exists = ::lstat(path.c_str(), &info) == 0;
+  if (!exists && errno == ENAMETOOLONG)
+    return failed("cannot write " + printable(path) + ": " + reason());
   for (const std::string& source : sources) {
     struct stat other;
     const bool same = exists && ::stat(source.c_str(), &other) == 0 &&
