@@ -1,5 +1,6 @@
 #include "io/text.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdio>
 
@@ -27,6 +28,9 @@ Point decode(std::string_view s) {
   return value < minimum || value > 0x10ffff ? Point{0, 0} : Point{value, length};
 }
 
+/// Whether a character of ASCII is shown as it is: those of nearly all names.
+bool is_plain(char c) { return c >= 0x20 && c < 0x7f && c != '\\'; }
+
 bool is_surrogate(uint32_t c) { return c >= 0xd800 && c <= 0xdfff; }
 
 bool is_harmless(uint32_t c) {
@@ -53,6 +57,7 @@ std::string printable(std::string_view name) {
     return printable(name.substr(0, kLongest / 2)) + "..." +
            printable(name.substr(name.size() - kLongest / 2));
   }
+  if (std::ranges::all_of(name, is_plain)) return std::string(name);
   std::string out;
   while (!name.empty()) {
     const Point point = decode(name);

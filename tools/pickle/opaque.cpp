@@ -2,14 +2,12 @@
 
 #include <algorithm>
 
+#include "io/text.h"
+
 namespace lowbit::ckpt {
 namespace {
 
 constexpr size_t kMaxName = 200;
-
-bool is_one_of(std::string_view word, std::initializer_list<std::string_view> words) {
-  return std::ranges::find(words, word) != words.end();
-}
 
 bool is_letter(char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || c == '_'; }
 

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <map>
 #include <set>
+#include <unordered_map>
 #include <unordered_set>
 
 #include "container/common/open.h"
@@ -79,6 +80,23 @@ Json to_json(const Health& h) {
   return out;
 }
 
+void add_entries(Json::object_t&) {}
+template <class Entry, class... Rest>
+void add_entries(Json::object_t& to, const char* key, Entry&& value, Rest&&... rest) {
+  to.emplace_back(key, std::forward<Entry>(value));
+  add_entries(to, std::forward<Rest>(rest)...);
+}
+
+/// An object of a key, a value, and so on; unlike Json's list of pairs it copies nothing.
+template <class... Entries>
+Json object_of(Entries&&... entries) {
+  Json out = Json::object();
+  auto& to = out.get_ref<Json::object_t&>();
+  to.reserve(sizeof...(entries) / 2);
+  add_entries(to, std::forward<Entries>(entries)...);
+  return out;
+}
+
 /// Builds an object in linear time; ordered_json searches all keys on each insertion.
 class ObjectBuilder {
  public:
@@ -118,11 +136,9 @@ Status describe(const Model& model, const InspectOptions& options, Json& out) {
     const std::string name = shown(param);
     for (const State& state : param.states) {
       if (!selected(options.select, names_of(param.name + "." + state.name, state))) continue;
-      Json entry{{"parameter", name},
-                 {"state", printable(state.name)},
-                 {"shape", state.shape},
-                 {"stored_as", printable(state.stored_as)},
-                 {"bytes", state.bytes}};
+      Json entry =
+          object_of("parameter", name, "state", printable(state.name), "shape", state.shape,
+                    "stored_as", printable(state.stored_as), "bytes", state.bytes);
       if (options.health) {
         if (state.values != nullptr) {  // not those of a weight's compensation
           ASSIGN_OR_RETURN(health, health_of(state));
@@ -146,8 +162,8 @@ class Totals {
   }
 
   /// `stored_as`: what the dialect says of the leaf, null where nothing.
-  Status add(const Document& document, const Leaf& leaf, const std::string* stored_as) {
-    const std::string name = leaf.name();
+  Status add(const Document& document, const Leaf& leaf, const std::string& name,
+             const std::string* stored_as) {
     if (leaf.kind == Leaf::Kind::kValue || leaf.kind == Leaf::Kind::kOpaque) {
       const bool plain = leaf.kind == Leaf::Kind::kValue || leaf.value.is_opaque();
       values_.set(printable(name), plain ? shown(leaf.value, 0) : Json("<not plain data>"));
@@ -158,12 +174,9 @@ class Totals {
     const bool quantized = is_subclass(leaf);
     std::string kind = quantized ? "quantized" : kind_of(name);
     if (stored_as != nullptr && (quantized || kind == kOther)) kind = "state, " + *stored_as;
-    Json entry{{"name", printable(name)},
-               {"shape", leaf.shape},
-               {"dtype", leaf.dtype->name},
-               {"chunks", leaf.stored == nullptr ? 1 : leaf.stored->chunks.size()},
-               {"bytes", bytes},
-               {"kind", kind}};
+    Json entry = object_of("name", printable(name), "shape", leaf.shape, "dtype", leaf.dtype->name,
+                           "chunks", leaf.stored == nullptr ? 1 : leaf.stored->chunks.size(),
+                           "bytes", bytes, "kind", kind);
     if (!leaf.cls.empty()) entry["class"] = printable(leaf.cls);
     if (stored_as != nullptr) entry["stored_as"] = *stored_as;
     out_["tensors"].push_back(std::move(entry));
@@ -238,7 +251,7 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
   out["warnings"] = m.warnings;
   out["files"] = m.file_names.size();
   // What leaves are, by the dialect where it knows them, else by their names.
-  std::map<const Leaf*, std::string> known;
+  std::unordered_map<const Leaf*, std::string> known;
   const auto shared = std::make_shared<const Document>(std::move(document));
   const Status whole = check_no_zero_rank(*shared);
   const auto found = whole.ok() ? recognize(*shared) : Result<Recognized>(whole.error());
@@ -262,9 +275,11 @@ Result<Json> inspect(const std::string& path, const InspectOptions& options) {
   warn_of_exclude(*shared, model, options.select, out);
   Totals totals(out);
   for (const Leaf& leaf : shared->leaves) {
-    if (!selected(options.select, leaf.name())) continue;
+    const std::string name = leaf.name();
+    if (!selected(options.select, name)) continue;
     const auto state = known.find(&leaf);
-    RETURN_IF_ERROR(totals.add(*shared, leaf, state == known.end() ? nullptr : &state->second));
+    RETURN_IF_ERROR(
+        totals.add(*shared, leaf, name, state == known.end() ? nullptr : &state->second));
   }
   if (model.ok()) totals.add_steps(model.value());
   totals.finish();

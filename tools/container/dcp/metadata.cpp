@@ -193,8 +193,8 @@ class Parser : MetadataPickle {
   }
 
   Status check_size(const std::string& name, const Shape& shape) const {
-    const auto count = elements(shape, what_ + ": " + printable(name));
-    return count.ok() ? fine() : Status(count.error());
+    if (elements(shape, "").ok()) return fine();
+    return elements(shape, what_ + ": " + printable(name)).error();
   }
 
   /// Sorts the chunks; drops the second of two that are the same, and an empty one at the corner

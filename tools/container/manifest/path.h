@@ -49,7 +49,15 @@ inline bool is_below(const Path& path, const Path& root) {
 /// torch's flat name: the keys, joined by '.'.
 inline std::string flat_name(const Path& path) {
   std::string s;
-  for (size_t i = 0; i < path.size(); ++i) s += (i > 0 ? "." : "") + path[i].text();
+  s.reserve(64);
+  for (size_t i = 0; i < path.size(); ++i) {
+    if (i > 0) s += '.';
+    if (path[i].is_name()) {
+      s += path[i].name;
+    } else {
+      s += std::to_string(path[i].number);
+    }
+  }
   return s;
 }
 

@@ -8,6 +8,7 @@
 #include "container/pickled/tensor_node.h"
 #include "container/torch/tree.h"
 #include "container/zip/zip.h"
+#include "io/read/buffered_file.h"
 #include "io/text.h"
 
 namespace lowbit::ckpt {
@@ -148,8 +149,9 @@ Result<Manifest> read_torch_zip(const std::string& path, const std::string& memb
 Result<Manifest> read_torch_zip(std::shared_ptr<Archive> archive, const std::string& member) {
   const std::string& what = archive->what();
   ASSIGN_OR_RETURN(file, archive->file());
-  ASSIGN_OR_RETURN(index, member.empty() ? read_zip(*file, 0, file->size(), what)
-                                         : inside_zip(*file, member, what));
+  ASSIGN_OR_RETURN(
+      index, member.empty() ? read_zip(BufferedFile(*file, 0, file->size()), 0, file->size(), what)
+                            : inside_zip(*file, member, what));
   if (index.find("constants.pkl") != nullptr) {
     ASSIGN_OR_RETURN(inner, inside_program(*file, index, what));
     index = std::move(inner);

@@ -2,6 +2,8 @@
 
 #include <libdeflate.h>
 #include <algorithm>
+#include <string_view>
+#include <unordered_set>
 
 #include "container/zip/zip_layout.h"
 #include "io/text.h"
@@ -153,6 +155,7 @@ class ZipReader {
   Result<ZipIndex> read() {
     ASSIGN_OR_RETURN(entries, read_directory());
     ZipIndex index;
+    index.records.reserve(entries.size());
     if (!loose_) RETURN_IF_ERROR(check_one_folder(entries));
     for (const DirectoryEntry& e : entries) {
       ASSIGN_OR_RETURN(start, check_local_header(e));
@@ -163,11 +166,10 @@ class ZipReader {
     }
     if (end_ != directory_.offset)
       return bad(what_ + ": the zip has bytes between its records and its directory");
-    std::vector<std::string> names;
-    for (const ZipRecord& r : index.records) names.push_back(r.name);
-    std::ranges::sort(names);
-    if (std::ranges::adjacent_find(names) != names.end())
-      return bad(what_ + ": the zip has two records of one name");
+    std::unordered_set<std::string_view> names;
+    for (const ZipRecord& r : index.records) {
+      if (!names.insert(r.name).second) return bad(what_ + ": the zip has two records of one name");
+    }
     return index;
   }
 
@@ -216,12 +218,12 @@ class ZipReader {
   /// Holds the local header and the descriptor against the directory. Returns where the data
   /// starts, and moves `end_` behind the record.
   Result<uint64_t> check_local_header(const DirectoryEntry& e) {
-    const std::string record = name_of(e);
+    const auto record = [&] { return name_of(e); };
     if (e.header != end_)
-      return bad(record + (e.header < end_ ? " overlaps another" : " leaves a gap"));
+      return bad(record() + (e.header < end_ ? " overlaps another" : " leaves a gap"));
     std::string local(30, '\0');
     if (directory_.offset - e.header < 30 || e.header > directory_.offset)
-      return bad(record + " lies in the zip directory");
+      return bad(record() + " lies in the zip directory");
     RETURN_IF_ERROR(file_.read(base_ + e.header, local.data(), local.size()));
     Bytes l{local};
     const bool is_local = l.take(4) == kLocal;
@@ -232,15 +234,15 @@ class ZipReader {
                    extra = l.take(2);
     const uint64_t start = e.header + 30 + name + extra;
     if (!is_local || method != 0 || flags != e.flags || name != e.name.size())
-      return bad(record + " has a local header that contradicts the directory");
+      return bad(record() + " has a local header that contradicts the directory");
     if (start > directory_.offset || e.size > directory_.offset - start)
-      return bad(record + " lies beyond the data");
-    std::string extras(extra, '\0');
-    RETURN_IF_ERROR(file_.read(base_ + e.header + 30 + name, extras.data(), extra));
-    std::string local_name(name, '\0');
-    RETURN_IF_ERROR(file_.read(base_ + e.header + 30, local_name.data(), name));
+      return bad(record() + " lies beyond the data");
+    std::string local_name(name + extra, '\0');
+    RETURN_IF_ERROR(file_.read(base_ + e.header + 30, local_name.data(), local_name.size()));
+    const std::string extras = local_name.substr(name);
+    local_name.resize(name);
     if (local_name != e.name)
-      return bad(record + " is called " + printable(local_name) + " by its local header");
+      return bad(record() + " is called " + printable(local_name) + " by its local header");
     end_ = start + e.size;
     const bool late = (flags & 8) != 0;  // sizes and CRC follow the data
     const auto agrees = [late](uint64_t field, uint64_t value) {
@@ -252,7 +254,7 @@ class ZipReader {
                       x.take(8) == e.size && x.take(8) == e.size && !x.cut;
     if (!agrees(crc, e.crc) || (!wide && !agrees(size, std::min(e.size, kMax32))) ||
         (!wide && !agrees(packed, std::min(e.size, kMax32))))
-      return bad(record + " has a local header that contradicts the directory");
+      return bad(record() + " has a local header that contradicts the directory");
     if (late) RETURN_IF_ERROR(check_descriptor(e));
     return start;
   }
