@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from lowbit.checkpoint.contents import Codes, Group, Model, OwnTensor, Param, State, Tensor
@@ -151,6 +151,17 @@ class Checkpoint:
             model_report["warnings"] = tuple(model_report["warnings"])
             self._model = Model(**model_report)
         return self._model
+
+    def tell_shapes(self, shapes: Mapping[int, Sequence[int]]) -> None:
+        """Tells the shapes of parameters whose `shape` is None, without which their states cannot
+        be read. `model` is read anew then: what was taken from it before is out of date.
+
+        Args:
+            shapes: by places in `params`.
+        """
+        for number, shape in shapes.items():
+            self._reader.tell_shape(number, list(shape))
+        self._model = None
 
     def _read_model(self) -> Any:
         try:

@@ -135,6 +135,7 @@ def _load(
     checkpoint = Checkpoint(path, storage_options, optimizer)
     saved = _model_of(checkpoint, optimizer)
     params, numbered = matched(opt, saved, model, checkpoint.path)
+    params = _with_shapes(opt, checkpoint, params)
     try:
         load_by_param(opt, *_states_and_settings(opt, checkpoint, params), shared)
     except ValueError as error:
@@ -147,6 +148,31 @@ def _load(
         ) from error
     _warn_of_quantized(opt, checkpoint, params)
     checkpoint.finish()
+
+
+def _with_shapes(
+    opt: LowbitOptimizer, checkpoint: Checkpoint, params: Sequence[Param | None]
+) -> list[Param | None]:
+    """The same parameters, of which those that the checkpoint does not tell the shape of have that
+    of the optimizer's.
+    """
+    place_of = {id(param): i for i, param in enumerate(checkpoint.params)}
+    places = [None if param is None else place_of[id(param)] for param in params]
+    untold = {
+        place: tuple(p.shape)
+        for (_, p, _, _), param, place in zip(opt.members(), params, places, strict=True)
+        if param is not None and place is not None and param.shape is None and param.states
+    }
+    if not untold:
+        return list(params)
+    checkpoint.tell_shapes(untold)
+    try:
+        known = checkpoint.params
+    except CheckpointError as error:
+        if error.file:  # damaged
+            raise
+        raise ValueError(str(error)) from error
+    return [None if place is None else known[place] for place in places]
 
 
 def _warn_of_quantized(

@@ -94,20 +94,20 @@ def _saved_tensor(
 def with_known_names(lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
     """torch's state under this library's names.
 
-    torch's SGD and Muon and lion-pytorch's Lion count no steps,
+    torch's SGD and Muon, lion-pytorch's Lion and FlashOptim's SGD and Lion count no steps,
     and torch's Adafactor's means have as many dimensions as the parameter.
     """
     rule = lay.rule.removeprefix("cautious_")
-    if rule == "lion" and saved.keys() == {"exp_avg"}:
+    others = "stream" not in saved and all(map(is_own_key, saved))
+    if rule == "lion" and others and "exp_avg" in saved and "step" not in saved:
         return {"step": 1.0, **saved}
     if rule in ("sgd", "sgd_momentum", "muon_momentum") and "step" not in saved:
-        buffer = saved.get("momentum_buffer")
-        if buffer is None:  # SGD before its first step
-            return {
-                "step": 0.0,
-                "momentum_buffer": torch.zeros(lay.part.local, dtype=torch.float32, device="cpu"),
-            }
-        return {"step": 1.0, "momentum_buffer": buffer}
+        # With what load_optimizer reads beside it: its codes, and correction bits of the weight.
+        own = {key: value for key, value in saved.items() if is_own_key(key) and value is not None}
+        if all(_moment_of(name) != "momentum_buffer" for name in own):  # before SGD's first step
+            zeros = torch.zeros(lay.part.local, dtype=torch.float32, device="cpu")
+            return {"step": 0.0, "momentum_buffer": zeros, **own}
+        return {"step": 1.0, **own}
     if "row_var" in saved and "col_var" in saved:
         row, col = saved["row_var"], saved["col_var"]
         return {**saved, "variance_row": row.squeeze(-1), "variance_col": col.squeeze(-2)}

@@ -299,11 +299,20 @@ Object Reader::model() {
     RETURN_IF_ERROR(check_no_rank_part(*document_));
     RETURN_IF_ERROR(check_megatron_rank(document_->manifest->path));
     ASSIGN_OR_RETURN(found, recognize(*document_));
+    for (const auto& [param, shape] : told_) {
+      if (param < found.tree.params.size()) found.tree.params[param].told = shape;
+    }
     ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));
     model_ = std::make_unique<Model>(std::move(made));
     return fine();
   });
   return to_python(*model_);
+}
+
+void Reader::tell_shape(size_t param, Shape shape) {
+  const std::lock_guard guard(lock_);
+  told_[param] = std::move(shape);
+  model_ = nullptr;
 }
 
 const State& Reader::state(size_t param, size_t state) const {

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -58,6 +59,8 @@ class Reader {
   /// {"dialect", "algorithm", "flattened", "warnings", "refusal", "params", "groups"}; see
   /// lowbit/checkpoint/checkpoint.py.
   Object model();
+  /// Tells the shape of a parameter that the checkpoint does not; `model` is read anew then.
+  void tell_shape(size_t param, Shape shape);
   /// Values [first, first + count) of a state, float32.
   Object read_state(size_t param, size_t state, uint64_t first, uint64_t count);
   /// A box of them.
@@ -88,6 +91,7 @@ class Reader {
   std::unordered_map<std::string, const Leaf*> leaves_;  // by flat name
   std::unique_ptr<TensorReader> reader_;
   std::unique_ptr<Model> model_;
+  std::map<size_t, Shape> told_;  // shapes, by the place of their parameter in the model
   std::mutex recorded_lock_;
   std::optional<std::optional<Recorded>> recorded_;  // lowbit.json, once it was read
   PayloadCache payloads_;

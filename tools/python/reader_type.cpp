@@ -74,6 +74,14 @@ Object read_codes(Reader& reader, PyObject* arguments) {
                            scales != 0);
 }
 
+Object tell_shape(Reader& reader, PyObject* arguments) {
+  Py_ssize_t param = 0;
+  PyObject* shape = nullptr;
+  parse(arguments, "nO:tell_shape", &param, &shape);
+  reader.tell_shape(static_cast<size_t>(param), integers_of(shape));
+  return none();
+}
+
 Object value_item(Reader& reader, PyObject* arguments) {
   PyObject* name = nullptr;
   int verify = 1;
@@ -115,6 +123,7 @@ PyMethodDef kMethods[] = {
     {"values", plain<&Reader::values>, METH_NOARGS, nullptr},
     {"opaque", plain<&Reader::opaque>, METH_NOARGS, nullptr},
     {"model", plain<&Reader::model>, METH_NOARGS, nullptr},
+    {"tell_shape", method<tell_shape>, METH_VARARGS, "tell_shape(param, shape)"},
     {"finish", plain<&Reader::finish>, METH_NOARGS, nullptr},
     {"mapped", plain<&Reader::mapped>, METH_NOARGS, nullptr},
     {"layout", plain<&Reader::layout>, METH_NOARGS, nullptr},

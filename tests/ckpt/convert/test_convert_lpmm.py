@@ -219,6 +219,26 @@ def test_a_shape_that_the_file_does_not_tell(tmp_path):
     assert (state["exp_avg"] - x[:5001]).abs().max() < x.abs().max() * 0.2
 
 
+@pytest.mark.parametrize("named", [True, False])
+def test_a_live_optimizer_tells_the_shape(tmp_path, named):
+    """Rows of 96 are shorter than groups, and their strides do not tell how many there are."""
+    entry = {"step": torch.tensor(3.0), **packed(moments((48, 96)))}
+    file = lpmm_file([entry])
+    if named:
+        file["param_groups"][0]["param_names"] = ["w"]
+    torch.save(file, tmp_path / "lpmm.pt")
+    torch.save({"w": torch.zeros(48, 96)}, tmp_path / "model.pt")
+    there = convert(tmp_path, file, "torch", "--model", tmp_path / "model.pt")["state"][0]
+    p = torch.nn.Parameter(torch.zeros(48, 96))
+    opt = lowbit.AdamW([("w", p)], state_format="float32")
+    lowbit.load_optimizer(opt, tmp_path / "lpmm.pt")
+    for name in ("exp_avg", "exp_avg_sq"):
+        assert torch.equal(opt.state[p][name], there[name])
+    other = lowbit.AdamW([("w", torch.nn.Parameter(torch.zeros(60, 96)))])
+    with pytest.raises(ValueError, match=r"4608 codes, its parameter of the shape \[60, 96\] more"):
+        lowbit.load_optimizer(other, tmp_path / "lpmm.pt")
+
+
 def test_a_shape_that_two_models_tell(tmp_path):
     x = scaled_normal((5120,), 0)
     values = [("exp_avg", FIRST, x), ("exp_avg_sq", SECOND, x.square())]
@@ -263,9 +283,14 @@ def no_layout(entry, qstate):
     del qstate["overhead"]["scaled_shape"]
 
 
+def cast_codes(entry, qstate):
+    entry["exp_avg_sq"] = torch.ones(qstate["overhead"]["scaled_shape"])
+
+
 @pytest.mark.parametrize(
     "change, message",
     [
+        (cast_codes, "its codes are float32, which lpmm casts them to"),
         (other_scales, "rank1-group"),
         (no_map, "linear maps are not read"),
         (short, "3071 codes' bytes where 3073 belong"),

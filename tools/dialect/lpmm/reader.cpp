@@ -50,6 +50,7 @@ std::string format_of(const std::vector<float>& map, int bits, bool is_signed) {
 struct LpmmReader {
   const Entry& entry;
   Param& param;
+  const Group& group;
   std::string what(const std::string& key) const { return shown(param) + ", " + key; }
 
   /// The shape of a contiguous tensor of `groups` groups, by its strides; nothing where more than
@@ -90,6 +91,10 @@ struct LpmmReader {
       if (leaf == nullptr || placeholder(name, *leaf)) continue;
       const std::string_view dtype = leaf->dtype->name;
       if (dtype != "int8" && dtype != "int32") {
+        if (shape_in(entry, name + "_qstate.overhead.scaled_shape"))
+          return bad(what(name) + ": its codes are " + std::string(dtype) +
+                     ", which lpmm casts them to when it loads a file of this ROUND_TYPE; convert "
+                     "the file that it loaded, or let it take a step and save again");
         RETURN_IF_ERROR(learn_shape(leaf->shape, name));
         continue;
       }
@@ -113,9 +118,10 @@ struct LpmmReader {
     return fine();
   }
 
-  /// 0-D before the first step, whatever the parameter is.
+  /// 0-D before the first step, and always without momentum, whatever the parameter is.
   bool placeholder(const std::string& name, const Leaf& leaf) const {
     if (!leaf.shape.empty()) return false;
+    if (name == "momentum_buffer" && real_setting(group, "momentum") == 0.0) return true;
     const auto enable = value_in(entry, name + "_qstate.enable");
     return enable && enable->is_on();
   }
@@ -230,6 +236,10 @@ struct LpmmReader {
     for (const Leaf* beside : s.leaves) {
       if (beside != &leaf && beside->kind == Leaf::Kind::kTensor) s.bytes += beside->bytes();
     }
+    if (param.known_shape && volume(param.shape) > layout.count)
+      return bad(what(s.name) + ": has " + std::to_string(layout.count) +
+                 " codes, its parameter of the shape " + shape_text(param.shape) +
+                 " more elements");
     if (!param.known_shape) {
       s.stored_as += ", of a shape that the file does not tell (--model PATH gives it)";
       return fine();
@@ -296,10 +306,11 @@ Result<Model> read_lpmm(std::shared_ptr<const Document> document, const Optimize
   // Its settings are nobody else's; the document still has them.
   std::erase_if(model.rest, [&](const Leaf& leaf) { return is_lpmm_config(model, leaf); });
   const Weights weights(*document, tree);
+  const std::vector<const Group*> group_of = groups_by_param(model);
   for (size_t i = 0; i < model.params.size(); ++i) {
     Param& param = model.params[i];
     const Entry& entry = tree.params[i];
-    LpmmReader reader{entry, param};
+    LpmmReader reader{entry, param, *group_of[i]};
     ASSIGN_OR_RETURN(weight, weights.find(param.name, Weights::Asked::kShape));
     if (weight != nullptr) {
       param.learn(weight->shape);

@@ -423,6 +423,7 @@ Model model_of(const OptimizerTree& tree, const std::string& dialect,
     Param p;
     p.name = entry.name;
     p.index = entry.index;
+    if (entry.told) p.learn(*entry.told);
     out.params.push_back(std::move(p));
   }
   return out;

@@ -17,6 +17,7 @@ struct Entry {
   std::string name;    // the fqn, also of a numbered one where the groups tell it; "" where not
   int64_t index = -1;  // where parameters are numbered
   std::vector<std::pair<std::string, const Leaf*>> leaves = {};
+  std::optional<Shape> told = {};  // the parameter's shape, by who reads the file
   const Leaf* find(std::string_view leaf) const;
 };
 
