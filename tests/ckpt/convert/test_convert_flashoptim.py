@@ -17,6 +17,7 @@ from tests.support.peers.files import (
     flash_file,
     flash_state,
     need_tool,
+    run,
     same,
     scaled_normal,
 )
@@ -315,3 +316,36 @@ def test_scales_are_of_the_weights_dtype_after_rounding(tmp_path):
             assert scales.dtype == (torch.bfloat16 if name.startswith("0.") else torch.float16)
             want = plain[number][f"{moment}::scales"]
             assert torch.equal(scales.view(torch.int16), want.view(torch.int16))
+
+
+@pytest.mark.parametrize("count, shards, read", [(80, 3, "whole"), (16, 2, "shards"), (48, 2, "")])
+def test_blocks_of_shards_under_fsdp2(tmp_path, count, shards, read):
+    """Each of two ranks has blocks from the beginning of its shard on, so that 16 values have two
+    scales. A whole tensor of 48 has as many as two shards of 24: nobody can tell them apart.
+    """
+    x = scaled_normal((count,), 0)
+    if read == "whole":
+        codes, scales = companded(x, True)
+        values = expanded(codes, scales)
+    else:
+        halves = [companded(half, True) for half in x.chunk(2)]
+        values = torch.cat([expanded(*half) for half in halves])
+        codes, scales = (torch.cat(part) for part in zip(*halves, strict=True))
+    assert scales.numel() == shards
+    state = flash_state({"exp_avg": (codes, scales)}, new=True, bits16=True)
+    del state["step"]
+    group = {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0, "quantize": True}
+    group |= {"master_bytewidth": 0, "params": ["bias"]}
+    torch.save({"state": {"bias": state}, "param_groups": [group]}, tmp_path / "whole.pt")
+    run("convert", tmp_path / "whole.pt", tmp_path / "whole", "--container", "dcp")
+    run("reshard", tmp_path / "whole", tmp_path / "on-2", "--world-size", "2")
+    arguments = ("convert", tmp_path / "on-2", tmp_path / "out.pt", "--to", "lowbit")
+    if not read:
+        assert (
+            "may be of blocks of the whole tensor, or of the 2 shards"
+            in run(*arguments, code=3).stderr
+        )
+        return
+    run(*arguments)
+    got = torch.load(tmp_path / "out.pt")["state"]["bias"]["exp_avg"]
+    assert torch.equal(got, values)

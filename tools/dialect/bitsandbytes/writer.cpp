@@ -65,7 +65,7 @@ class BitsandbytesWriter {
 
  private:
   Status param(const Param& p) {
-    if (p.states.empty() && p.numbers.empty()) return fine();  // it was never stepped
+    if (p.states.empty()) return fine();  // bitsandbytes begins where a parameter has no entry
     std::set<std::string> known(slots_.first.begin(), slots_.first.end());
     if (!slots_.second.empty()) known.insert(slots_.second);
     for (const State& s : p.states) {
@@ -76,13 +76,12 @@ class BitsandbytesWriter {
     if (const Value* step = number_in(p, "step")) {
       ASSIGN_OR_RETURN(whole, whole_of(*step, shown(p) + ": step"));
       steps = whole;
-    } else if ((model_.algorithm == "sgd" || model_.algorithm == "lion") && !p.states.empty()) {
+    } else if (model_.algorithm == "sgd" || model_.algorithm == "lion") {
       steps = 1;  // bitsandbytes takes the first gradient for the buffer, torch's SGD counts none
     } else {
       return bad(shown(p) + ": has no step");
     }
     out_.leaves.push_back(value_leaf(state_path(model_, p, "step"), Value::number(steps)));
-    if (p.states.empty()) return fine();
     std::vector<const State*> first;
     for (const std::string& name : slots_.first) {
       const State* s = find(p, name);

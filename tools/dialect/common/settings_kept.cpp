@@ -126,6 +126,24 @@ void check_decay(const Model& model, const AdamDecay& decay, DialectReport& repo
   }
 }
 
+/// Warns of what FlashOptim's SGD does and does not save.
+void check_sgd(const Model& model, DialectReport& report) {
+  if (model.dialect != "flashoptim" || model.algorithm != "sgd") return;
+  bool nesterov = false, decoupled = false;
+  for (const Group& group : model.groups) {
+    nesterov |= is_on(group, "momentum") && !has_setting(group, "nesterov");
+    decoupled |= is_on(group, "weight_decay") && !has_setting(group, "decoupled");
+  }
+  if (nesterov)
+    report.warn(
+        "the file does not say whether momentum was Nesterov's, and it is taken for plain. If it "
+        "was, set nesterov=True in the source's groups and convert again");
+  if (decoupled)
+    report.warn(
+        "the file does not say whether weight decay was decoupled; FlashSGD is assumed. If it was "
+        "FlashSGDW, set decoupled=True in the source's groups and convert again");
+}
+
 /// An error if settings are those of an optimizer whose step none of the target takes. torch's
 /// files of it stay what they are.
 Status check_rule(const Model& model, const Dialect& to) {
@@ -177,6 +195,7 @@ Status check_settings(const Model& model, const Dialect& to, DialectReport& repo
                     "optimizer has that and is built with it",
                     to.name, fmt::join(dropped, ", ")));
   check_decay(model, to.decay, report);
+  check_sgd(model, report);
   return fine();
 }
 

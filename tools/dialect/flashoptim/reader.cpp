@@ -7,9 +7,14 @@
 // for bfloat16 parameters, and neither notices. Moments without compression are plain tensors under
 // NAME: float32 from 0.1.4, bfloat16 before.
 //
+// Under FSDP2 each rank has blocks from the beginning of its shard on. Where shards do not end with
+// blocks, the number of scales is that of the shards' blocks, or may be.
+//
 // error_bits is what a split weight keeps beside it: 8 bits as numbers of the weight's type, 16
 // bits as bits of it. The group's master_bytewidth (3 or 4) tells which.
 #include "dialect/flashoptim/flashoptim.h"
+
+#include <algorithm>
 
 #include "core/half.h"
 #include "core/param/bfloat16.h"
@@ -32,6 +37,53 @@ Result<int> recognize_flashoptim(const Document& /*document*/, const OptimizerTr
     }
   }
   return 0;
+}
+
+uint64_t blocks_in(uint64_t count) { return (count + kFlashBlock - 1) / kFlashBlock; }
+
+/// Where the shards of a tensor begin in the flattened one, and its end; {0, end} where blocks end
+/// with shards, or shards are not rows.
+std::vector<uint64_t> ends_of_shards(const Leaf& codes) {
+  const uint64_t all = volume(codes.shape);
+  std::vector<uint64_t> ends = {0, all};
+  if (codes.stored == nullptr || codes.shape.empty() || all == 0) return ends;
+  const uint64_t row = all / static_cast<uint64_t>(codes.shape[0]);
+  for (const Chunk& chunk : codes.stored->chunks) {
+    if (volume(chunk.shape) == 0) continue;
+    if (!std::equal(chunk.shape.begin() + 1, chunk.shape.end(), codes.shape.begin() + 1))
+      return {0, all};
+    ends.push_back(static_cast<uint64_t>(chunk.offset[0]) * row);
+  }
+  std::ranges::sort(ends);
+  const auto twice = std::ranges::unique(ends);
+  ends.erase(twice.begin(), twice.end());
+  const bool whole =
+      std::ranges::all_of(ends, [&](uint64_t end) { return end == all || end % kFlashBlock == 0; });
+  return whole ? std::vector<uint64_t>{0, all} : ends;
+}
+
+/// The values of shards that have blocks of their own.
+std::shared_ptr<Floats> floats_of_shards(const Leaf& codes, const Leaf& scales,
+                                         std::vector<uint64_t> ends, bool is_signed) {
+  std::vector<std::shared_ptr<Floats>> shards;
+  uint64_t block = 0;
+  for (size_t i = 0; i + 1 < ends.size(); ++i) {
+    const uint64_t count = ends[i + 1] - ends[i];
+    shards.push_back(block_floats(flash_rule(is_signed), flash_layout(count, is_signed),
+                                  part_of_source(codes.source, ends[i]),
+                                  {float16_bits(part_of_source(scales.source, block))}));
+    block += blocks_in(count);
+  }
+  return floats_by([ends = std::move(ends), shards = std::move(shards)](
+                       uint64_t first, uint64_t count, float* out) -> Status {
+    for (size_t i = 0; i < shards.size() && count > 0; ++i) {
+      if (first >= ends[i + 1]) continue;
+      const uint64_t n = std::min(count, ends[i + 1] - first);
+      RETURN_IF_ERROR(shards[i]->read(first - ends[i], n, out));
+      first += n, count -= n, out += n;
+    }
+    return fine();
+  });
 }
 
 struct FlashOptimReader {
@@ -69,8 +121,19 @@ struct FlashOptimReader {
     if (dtype != wanted)
       return bad(what(state.name) + ": the codes are " + dtype + ", not " + wanted +
                  ": a program has cast them; save them again with FlashOptim");
-    const uint64_t n = volume(codes.shape), blocks = (n + kFlashBlock - 1) / kFlashBlock;
-    if (scales.shape != Shape{static_cast<int64_t>(blocks)})
+    const uint64_t n = volume(codes.shape), blocks = blocks_in(n);
+    const std::vector<uint64_t> ends = ends_of_shards(codes);
+    uint64_t of_shards = 0;
+    for (size_t i = 0; i + 1 < ends.size(); ++i) of_shards += blocks_in(ends[i + 1] - ends[i]);
+    const bool fits = scales.shape == Shape{static_cast<int64_t>(blocks)};
+    const bool by_shard = ends.size() > 2 && scales.shape == Shape{static_cast<int64_t>(of_shards)};
+    if (fits && by_shard)
+      return bad(what(state.name) +
+                 ": its scales may be of blocks of the whole tensor, or of the " +
+                 std::to_string(ends.size() - 1) +
+                 " shards, which do not end with blocks of 32 and have as many; save with "
+                 "compress_state_dict=False");
+    if (!fits && !by_shard)
       return bad(what(state.name) + ": " + std::to_string(n) + " codes go with " +
                  std::to_string(blocks) + " scales, but the shape of the scales is " +
                  shape_text(scales.shape));
@@ -80,6 +143,11 @@ struct FlashOptimReader {
     state.leaves = {&codes, &scales};
     state.stored_as = std::string("FlashOptim companded 8-bit, blocks of 32, scales as in ") +
                       versions_of(generation);
+    if (by_shard) {
+      state.stored_as += ", of each shard";
+      state.values = floats_of_shards(codes, scales, ends, state.is_signed);
+      return fine();
+    }
     state.values = block_floats(flash_rule(state.is_signed), flash_layout(n, state.is_signed),
                                 codes.source, {float16_bits(scales.source)});
     state.codes = codes_of_rows(

@@ -173,7 +173,9 @@ Result<Document> write_lpmm(const Model& model, const Wanted& wanted, DialectRep
   for (const Param& param : model.params) {
     const bool copied = own && !stays_full_precision(param, wanted);
     LpmmWriter writer{model, param, config, wanted, report, out.leaves};
-    if (const Value* said = number_in(param, "step")) {
+    // Its SGD counts no steps, and takes a parameter that has any entry for one with a buffer.
+    const bool counts = model.algorithm != "sgd" && !param.states.empty();
+    if (const Value* said = copied || counts ? number_in(param, "step") : nullptr) {
       ASSIGN_OR_RETURN(step, real_of(*said, shown(param) + ", step"));
       out.leaves.push_back(scalar_leaf(writer.at("step"), static_cast<float>(step)));
     }

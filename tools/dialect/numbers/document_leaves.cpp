@@ -115,6 +115,12 @@ Status add_groups(const Model& model, const std::function<Result<Settings>(const
     for (const auto& [name, value] : made) add_value(below(group, name), value, leaves);
     leaves.push_back(value_leaf(below(group, "params"), std::move(params)));
   }
+  // Optimizers look for "state" where no parameter has any, too.
+  const Path state = below(model.root, "state");
+  const auto there = [&](const Leaf& leaf) { return is_below(leaf.path, state); };
+  if (!model.flattened && !model.groups.empty() && std::ranges::none_of(leaves, there) &&
+      std::ranges::none_of(model.rest, there))
+    leaves.push_back(value_leaf(state, Value{.kind = Value::Kind::kDict}));
   return fine();
 }
 

@@ -280,7 +280,7 @@ std::string algorithm_by_states(const Model& model) {
   if (muon) {
     return std::ranges::includes(of_muon, names) ? "muon" : "";
   }
-  if (names.empty()) return set("momentum") && set("nesterov") ? "sgd" : "";
+  if (names.empty()) return set("momentum") && (set("nesterov") || set("dampening")) ? "sgd" : "";
   if (only({"exp_avg", "exp_avg_slow", "exp_avg_sq"}, "exp_avg_slow")) return "ademamix";
   if (only({"exp_avg", "exp_avg_sq", "exp_avg_res"}, "exp_avg_res")) return "came";
   if (only({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "exp_avg_sq")) {
