@@ -11,6 +11,9 @@ namespace lowbit::ckpt {
 inline constexpr int64_t kFlashBlock = 32;
 inline constexpr const char* kFlashMoments[] = {"exp_avg", "exp_avg_sq", "momentum_buffer"};
 
+/// The end of State::stored_as where each rank's shard has blocks of its own.
+inline constexpr const char* kOfEachShard = ", of each shard";
+
 /// The two generations of its scales.
 enum class FlashFiles : uint8_t { kOld, kNew };
 const char* versions_of(FlashFiles files);

@@ -8,7 +8,7 @@
 // NAME: float32 from 0.1.4, bfloat16 before.
 //
 // Under FSDP2 each rank has blocks from the beginning of its shard on. Where shards do not end with
-// blocks, the number of scales is that of the shards' blocks, or may be.
+// blocks, scales are those of the shards' blocks.
 //
 // error_bits is what a split weight keeps beside it: 8 bits as numbers of the weight's type, 16
 // bits as bits of it. The group's master_bytewidth (3 or 4) tells which.
@@ -16,6 +16,7 @@
 
 #include <algorithm>
 
+#include "container/dcp/recorded.h"
 #include "core/half.h"
 #include "core/param/bfloat16.h"
 #include "dialect/common/other_libraries.h"
@@ -90,6 +91,7 @@ struct FlashOptimReader {
   const Entry& entry;
   Param& param;
   const Group& group;
+  const Manifest& manifest;
   std::string what(const std::string& key) const { return shown(param) + ", " + key; }
 
   Status moment(const std::string& name) {
@@ -127,12 +129,15 @@ struct FlashOptimReader {
     for (size_t i = 0; i + 1 < ends.size(); ++i) of_shards += blocks_in(ends[i + 1] - ends[i]);
     const bool fits = scales.shape == Shape{static_cast<int64_t>(blocks)};
     const bool by_shard = ends.size() > 2 && scales.shape == Shape{static_cast<int64_t>(of_shards)};
-    if (fits && by_shard)
-      return bad(what(state.name) +
-                 ": its scales may be of blocks of the whole tensor, or of the " +
-                 std::to_string(ends.size() - 1) +
-                 " shards, which do not end with blocks of 32 and have as many; save with "
-                 "compress_state_dict=False");
+    if (fits && by_shard) {
+      // As the ranks saved it. What lowbit wrote may have been cut anew.
+      ASSIGN_OR_RETURN(of_lowbit, read_recorded(manifest));
+      if (of_lowbit)
+        return bad(what(state.name) + ": its scales may be of blocks of the whole tensor, or of " +
+                   "the " + std::to_string(ends.size() - 1) +
+                   " shards, which do not end with blocks of 32 and have as many; give the " +
+                   "directory that FlashOptim's ranks saved");
+    }
     if (!fits && !by_shard)
       return bad(what(state.name) + ": " + std::to_string(n) + " codes go with " +
                  std::to_string(blocks) + " scales, but the shape of the scales is " +
@@ -144,7 +149,7 @@ struct FlashOptimReader {
     state.stored_as = std::string("FlashOptim companded 8-bit, blocks of 32, scales as in ") +
                       versions_of(generation);
     if (by_shard) {
-      state.stored_as += ", of each shard";
+      state.stored_as += kOfEachShard;
       state.values = floats_of_shards(codes, scales, ends, state.is_signed);
       return fine();
     }
@@ -253,7 +258,7 @@ Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const Op
   const std::vector<const Group*> group_of = groups_by_param(model);
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    FlashOptimReader reader{entry, model.params[i], *group_of[i]};
+    FlashOptimReader reader{entry, model.params[i], *group_of[i], *model.document->manifest};
     for (const char* name : kFlashMoments) RETURN_IF_ERROR(reader.moment(name));
     RETURN_IF_ERROR(reader.error_bits());
     for (const auto& [name, leaf] : entry.leaves) {

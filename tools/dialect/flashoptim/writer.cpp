@@ -106,7 +106,7 @@ struct FlashOptimWriter {
     const Dtype* code_dtype = find_dtype(is_signed ? "int8" : "uint8");
     // Codes of its own file that ours cannot express, because a block goes over rows.
     const bool relabelled = own || (model.dialect == "flashoptim" && s.leaves.size() == 2 &&
-                                    s.leaves[1]->shape == blocks);
+                                    !s.stored_as.ends_with(kOfEachShard));
     if (wanted.keep && !relabelled) return would_round(param, s, "FlashOptim's");
     StateReport* entry = report_of(
         report, param, s,
