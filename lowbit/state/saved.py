@@ -391,7 +391,12 @@ def _advice_on_own(saved: Mapping[str, Any]) -> str:
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:
     peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
     origin = f"; it looks like the state of {peer}" if peer else ""
-    if peer is None and "stream" in saved and all(is_own_key(name) for name in saved):
+    if any(reason == f"it has no {name}_row" for name in saved):
+        advice = (
+            "That moment is whole there and factored here: lowbit-ckpt convert FILE NEW --to "
+            "lowbit --state-format PRESET takes its means; or build the optimizer with another one"
+        )
+    elif peer is None and "stream" in saved and all(is_own_key(name) for name in saved):
         advice = _advice_on_own(saved)
     elif peer in _READ and not is_lazy(saved):  # a lazy one came through load_optimizer already
         advice = (

@@ -4,6 +4,8 @@ its file or its directory loaded into lowbit, 100 more.
 
 import copy
 import pathlib
+import re
+import subprocess
 import sysconfig
 
 import pytest
@@ -14,6 +16,7 @@ from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
 import lowbit
+from tests.support.peers.files import TOOL
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("ckpt")]
 CONTEXT, STEPS = 16, 100
@@ -204,3 +207,20 @@ def test_parameters_of_groups_cut_otherwise_are_found_by_name(tmp_path):
     lowbit.load_optimizer(opt, tmp_path / "run.pt")
     for _, p in named:
         assert torch.equal(opt.state[p]["exp_avg"], old.state[p]["exp_avg"])
+
+
+def test_a_whole_second_moment_becomes_factored_as_the_message_says(tmp_path):
+    model = nn.Linear(128, 64)
+    old = torch.optim.AdamW(model.parameters())
+    model(torch.ones(2, 128)).sum().backward()
+    old.step()
+    torch.save(old.state_dict(), tmp_path / "torch.pt")
+    opt = lowbit.AdamW(model.named_parameters(), state_format="factored8")
+    with pytest.raises(ValueError, match="whole there and factored here") as raised:
+        lowbit.load_optimizer(opt, tmp_path / "torch.pt", model=model)
+    command = re.search("lowbit-ckpt (.* PRESET)", str(raised.value))[1]
+    named = {"FILE": tmp_path / "torch.pt", "NEW": tmp_path / "new.pt", "PRESET": "factored8"}
+    subprocess.run([TOOL, *(named.get(word, word) for word in command.split())], check=True)
+    lowbit.load_optimizer(opt, tmp_path / "new.pt", model=model)
+    mean = old.state[model.weight]["exp_avg_sq"].mean(1)
+    torch.testing.assert_close(opt.state[model.weight]["exp_avg_sq_row"], mean)
