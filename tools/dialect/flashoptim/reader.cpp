@@ -128,15 +128,11 @@ struct FlashOptimReader {
     uint64_t of_shards = 0;
     for (size_t i = 0; i + 1 < ends.size(); ++i) of_shards += blocks_in(ends[i + 1] - ends[i]);
     const bool fits = scales.shape == Shape{static_cast<int64_t>(blocks)};
-    const bool by_shard = ends.size() > 2 && scales.shape == Shape{static_cast<int64_t>(of_shards)};
+    bool by_shard = ends.size() > 2 && scales.shape == Shape{static_cast<int64_t>(of_shards)};
+    // Where both fit, as the ranks saved it; lowbit-ckpt writes blocks of the whole tensor.
     if (fits && by_shard) {
-      // As the ranks saved it. What lowbit wrote may have been cut anew.
       ASSIGN_OR_RETURN(of_lowbit, read_recorded(manifest));
-      if (of_lowbit)
-        return bad(what(state.name) + ": its scales may be of blocks of the whole tensor, or of " +
-                   "the " + std::to_string(ends.size() - 1) +
-                   " shards, which do not end with blocks of 32 and have as many; give the " +
-                   "directory that FlashOptim's ranks saved");
+      by_shard = !of_lowbit;
     }
     if (!fits && !by_shard)
       return bad(what(state.name) + ": " + std::to_string(n) + " codes go with " +
