@@ -132,10 +132,12 @@ Status check_items(Manifest& m, FileSet& files) {
   for (const std::string& name : m.file_names) RETURN_IF_ERROR(files.add(name));
   for (size_t i = 0; i < items.size(); ++i) {
     const FileExtent& p = items[i].extent;
-    const std::string what = files.name(p.file) + ": the item of " + printable(*items[i].owner);
+    const auto what = [&] {
+      return files.shown(p.file) + ": the item of " + printable(*items[i].owner);
+    };
     const uint64_t size = files.size(p.file);
     if (p.offset > size || p.length > size - p.offset) {
-      return damaged(what + " is " + std::to_string(p.length) + " bytes at " +
+      return damaged(what() + " is " + std::to_string(p.length) + " bytes at " +
                      std::to_string(p.offset) + " of a file of " + std::to_string(size) +
                      "; the file is cut off")
           .at(printable(*items[i].owner), files.name(p.file));
@@ -143,11 +145,11 @@ Status check_items(Manifest& m, FileSet& files) {
     const FileExtent* before =
         i > 0 && items[i - 1].extent.file == p.file ? &items[i - 1].extent : nullptr;
     if (before != nullptr && before->offset + before->length > p.offset)
-      return bad(what + " overlaps that of " + printable(*items[i - 1].owner))
+      return bad(what() + " overlaps that of " + printable(*items[i - 1].owner))
           .at(printable(*items[i].owner), files.name(p.file));
     const bool last = i + 1 == items.size() || items[i + 1].extent.file != p.file;
     if (last && size > p.offset + p.length)
-      m.warnings.push_back(files.name(p.file) + " has " +
+      m.warnings.push_back(files.shown(p.file) + " has " +
                            std::to_string(size - p.offset - p.length) +
                            " bytes behind its last item");
   }

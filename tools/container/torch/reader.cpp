@@ -1,6 +1,8 @@
 // A file of torch.save as it is since 1.6: a zip with a pickle, and a record for each storage.
 #include <algorithm>
 #include <set>
+#include <string_view>
+#include <unordered_map>
 
 #include "container/common/archive.h"
 #include "container/common/open.h"
@@ -17,27 +19,40 @@ namespace {
 class ZipStorages : public Storages {
  public:
   explicit ZipStorages(const ZipIndex& index) : has_crcs_(index.has_crcs) {
-    for (const ZipRecord& r : index.records) records_.emplace(r.name, &r);
+    records_.reserve(index.records.size());
+    for (const ZipRecord& r : index.records) records_.emplace(r.name, Known{&r});
   }
   const ZipRecord* record(const std::string& name) const {
     const auto known = records_.find(name);
-    return known == records_.end() ? nullptr : known->second;
+    return known == records_.end() ? nullptr : known->second.record;
   }
   Result<Record> find(const StorageName& name, const std::string& what) override {
-    const ZipRecord* r = record("data/" + name.key);
-    if (r == nullptr) return bad(what + ": its record data/" + printable(name.key) + " is missing");
-    const auto [known, is_new] = dtypes_.emplace(name.key, name.dtype);
+    const auto found = records_.find("data/" + name.key);
+    if (found == records_.end())
+      return bad(what + ": its record data/" + printable(name.key) + " is missing");
+    Known& known = found->second;
     // Without a type it is bytes, which any tensor may take its own way.
-    if (!is_new && known->second != name.dtype && known->second != nullptr && name.dtype != nullptr)
+    if (known.used && known.dtype != name.dtype && known.dtype != nullptr && name.dtype != nullptr)
       return bad(what + ": its storage " + printable(name.key) + " has two types");
-    return Record{r->name, 0, r->offset, r->size, r->crc, has_crcs_};
+    if (!known.used) known.dtype = name.dtype;
+    known.used = true;
+    const ZipRecord& r = *known.record;
+    return Record{r.name, 0, r.offset, r.size, r.crc, has_crcs_};
   }
-  bool used(const std::string& key) const { return dtypes_.contains(key); }
+  /// Whether a record, such as data/3, is a storage that was found.
+  bool is_used(const std::string& name) const {
+    const auto known = records_.find(name);
+    return known != records_.end() && known->second.used;
+  }
 
  private:
+  struct Known {
+    const ZipRecord* record;
+    const Dtype* dtype = nullptr;  // of the first tensor that uses it
+    bool used = false;
+  };
   bool has_crcs_;
-  std::unordered_map<std::string, const ZipRecord*> records_;
-  std::unordered_map<std::string, const Dtype*> dtypes_;
+  std::unordered_map<std::string_view, Known> records_;  // names lie in the index
 };
 
 Result<std::string> content(const File& file, const ZipIndex& index, const ZipRecord& record,
@@ -110,7 +125,7 @@ Result<Manifest> read_indexed(const std::shared_ptr<Archive>& archive, const Fil
   if (!index.has_crcs) m.facts.push_back("no checksums were computed");
   std::set<std::string> hidden;  // storages of what is named and not read
   RETURN_IF_ERROR(for_storages(pickle, [&](const StorageName& name) {
-    if (!storages.used(name.key)) hidden.insert(name.key);
+    if (!storages.is_used("data/" + name.key)) hidden.insert(name.key);
     return fine();
   }));
   const bool opaque = std::ranges::any_of(
@@ -125,7 +140,7 @@ Result<Manifest> read_indexed(const std::shared_ptr<Archive>& archive, const Fil
         "data.pkl",  ".format_version", ".storage_alignment",
         "byteorder", "version",         ".data/serialization_id"};
     if (r.name.starts_with("data/") && hidden.contains(r.name.substr(5))) continue;
-    if (r.name.starts_with("data/") && !storages.used(r.name.substr(5))) {
+    if (r.name.starts_with("data/") && !storages.is_used(r.name)) {
       m.warnings.push_back("no tensor uses the record " + printable(r.name));
     } else if (!r.name.starts_with("data/") &&
                std::ranges::find(kKnown, r.name) == std::end(kKnown)) {

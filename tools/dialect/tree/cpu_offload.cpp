@@ -115,11 +115,11 @@ class Joining {
       if (groups_.empty() || !(groups_.back().first == settings))
         groups_.emplace_back(std::move(settings), Value::list({}));
       for (const Value& number : numbers) {
-        if (!number.is(Value::Kind::kInt) || number.integer < 0 || number.integer >= kMaxParams)
-          return bad("a group's params are not the numbers that torch gives them");
+        if (!number.is(Value::Kind::kInt) || number.integer != static_cast<int64_t>(count))
+          return bad("a group's params are not the numbers that torch gives them, 0, 1, ...");
         groups_.back().second.items.push_back(Value::number(first + number.integer));
+        ++count;
       }
-      count += numbers.size();
     }
     for (auto& [path, leaf] : part.state) {
       const int64_t number = number_of_key(path[0]);
