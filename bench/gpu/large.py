@@ -66,7 +66,8 @@ def run(config: pathlib.Path, options: Sequence[str], device: str, tiny: bool) -
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         print(done.stderr[-2000:], file=sys.stderr, flush=True)
         return {"error": lines[-1][:200] if lines else f"exit status {done.returncode}"}
-    return dict(json.loads(done.stdout.splitlines()[-1]))
+    said = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    return dict(json.loads(said[-1])) if said else {"error": "it printed no result"}
 
 
 def row(name: str, found: Mapping[str, Any]) -> list[str]:

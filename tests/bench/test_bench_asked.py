@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import zipfile
+from unittest import mock
 
 import pytest
 
@@ -242,6 +243,10 @@ def test_a_run_of_a_large_model_that_fails_is_a_line_of_the_table(tmp_path):
     found = large.run(tmp_path / "none.json", ["--optimizer", "nobodys"], "cpu", True)
     assert "invalid choice: 'nobodys'" in found["error"]
     assert large.row("nobody's", found) == ["nobody's", found["error"], "", ""]
+    done = subprocess.CompletedProcess([], 0, "a line\n", "")
+    with mock.patch.object(large.subprocess, "run", lambda *a, **k: done):
+        found = large.run(tmp_path / "none.json", [], "cpu", True)
+    assert found == {"error": "it printed no result"}
     whole = {"tokens_per_second": 1234.5, "peak": 3 << 30, "ratio": 1.01}
     assert large.row("lowbit", whole) == ["lowbit", "1,234", "3.00", "1.010"]
 
