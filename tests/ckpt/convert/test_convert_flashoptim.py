@@ -2,6 +2,8 @@
 installed, so the files are put together here (tests/support/peers/files.py) around the arrays that
 its own kernels left."""
 
+import subprocess
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ import lowbit
 from lowbit import ops
 from tests.support.peers.files import (
     ADAM,
+    TOOL,
     adam_file,
     companded,
     convert,
@@ -354,3 +357,19 @@ def test_blocks_of_shards_under_fsdp2(tmp_path, count, shards, read):
     anew = torch.load(tmp_path / "again.pt")["state"]["bias"]
     kept = expanded(anew["exp_avg::quantized"], anew["exp_avg::scales"])
     assert (kept - values).abs().max() <= values.abs().max() / 100
+
+
+def test_digests_are_read_once_for_all_parameters(tmp_path):
+    """Once for each that fits both ways was minutes for some thousands."""
+    halves = [companded(half, True) for half in scaled_normal((48,), 0).chunk(2)]
+    codes, scales = (torch.cat(part) for part in zip(*halves, strict=True))
+    state = flash_state({"exp_avg": (codes, scales)}, new=True, bits16=True)
+    names = [f"bias{i}" for i in range(2000)]
+    group = {"lr": 1e-3, "betas": (0.9, 0.99), "weight_decay": 0.0, "quantize": True}
+    group |= {"master_bytewidth": 0, "params": names}
+    states = {name: {key: value.clone() for key, value in state.items()} for name in names}
+    torch.save({"state": states, "param_groups": [group]}, tmp_path / "whole.pt")
+    run("convert", tmp_path / "whole.pt", tmp_path / "whole", "--container", "dcp")
+    run("reshard", tmp_path / "whole", tmp_path / "on-2", "--world-size", "2")
+    inspect = [TOOL, "inspect", tmp_path / "on-2"]
+    subprocess.run(inspect, stdout=subprocess.DEVNULL, check=True, timeout=20)

@@ -15,6 +15,7 @@
 #include "dialect/flashoptim/flashoptim.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "container/dcp/recorded.h"
 #include "core/half.h"
@@ -92,6 +93,7 @@ struct FlashOptimReader {
   Param& param;
   const Group& group;
   const Manifest& manifest;
+  std::optional<bool>& of_lowbit;  // whether lowbit-ckpt wrote it, once that was asked
   std::string what(const std::string& key) const { return shown(param) + ", " + key; }
 
   Status moment(const std::string& name) {
@@ -131,8 +133,11 @@ struct FlashOptimReader {
     bool by_shard = ends.size() > 2 && scales.shape == Shape{static_cast<int64_t>(of_shards)};
     // Where both fit, as the ranks saved it; lowbit-ckpt writes blocks of the whole tensor.
     if (fits && by_shard) {
-      ASSIGN_OR_RETURN(of_lowbit, read_recorded(manifest));
-      by_shard = !of_lowbit;
+      if (!of_lowbit) {
+        ASSIGN_OR_RETURN(recorded, read_recorded(manifest));
+        of_lowbit = recorded.has_value();
+      }
+      by_shard = !*of_lowbit;
     }
     if (!fits && !by_shard)
       return bad(what(state.name) + ": " + std::to_string(n) + " codes go with " +
@@ -252,9 +257,11 @@ struct FlashOptimReader {
 Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
   Model model = model_of(tree, "flashoptim", document);
   const std::vector<const Group*> group_of = groups_by_param(model);
+  std::optional<bool> of_lowbit;
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    FlashOptimReader reader{entry, model.params[i], *group_of[i], *model.document->manifest};
+    FlashOptimReader reader{entry, model.params[i], *group_of[i], *model.document->manifest,
+                            of_lowbit};
     for (const char* name : kFlashMoments) RETURN_IF_ERROR(reader.moment(name));
     RETURN_IF_ERROR(reader.error_bits());
     for (const auto& [name, leaf] : entry.leaves) {
