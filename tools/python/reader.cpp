@@ -294,7 +294,7 @@ Object Reader::read_into(const std::vector<Want>& wanted, int threads, bool veri
 Object Reader::model() {
   without_gil([&]() -> Status {
     const std::lock_guard guard(lock_);
-    if (model_ != nullptr) return fine();  // of another thread
+    if (model_ != nullptr && !told_since_) return fine();  // of another thread
     RETURN_IF_ERROR(check_no_zero_rank(*document_));
     RETURN_IF_ERROR(check_no_rank_part(*document_));
     RETURN_IF_ERROR(check_megatron_rank(document_->manifest->path));
@@ -303,16 +303,22 @@ Object Reader::model() {
       if (param < found.tree.params.size()) found.tree.params[param].told = shape;
     }
     ASSIGN_OR_RETURN(made, found.dialect->read(document_, found.tree));
-    model_ = std::make_unique<Model>(std::move(made));
+    auto model = std::make_unique<Model>(std::move(made));
+    model_.swap(model);
+    if (model != nullptr) old_models_.push_back(std::move(model));
+    told_since_ = false;
     return fine();
   });
   return to_python(*model_);
 }
 
 void Reader::tell_shape(size_t param, Shape shape) {
-  const std::lock_guard guard(lock_);
-  told_[param] = std::move(shape);
-  model_ = nullptr;
+  without_gil([&]() -> Status {  // who holds the lock may wait for Python to read from a store
+    const std::lock_guard guard(lock_);
+    told_[param] = std::move(shape);
+    told_since_ = true;
+    return fine();
+  });
 }
 
 const State& Reader::state(size_t param, size_t state) const {

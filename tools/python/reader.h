@@ -91,7 +91,9 @@ class Reader {
   std::unordered_map<std::string, const Leaf*> leaves_;  // by flat name
   std::unique_ptr<TensorReader> reader_;
   std::unique_ptr<Model> model_;
+  std::vector<std::unique_ptr<Model>> old_models_;  // from which another thread may be reading
   std::map<size_t, Shape> told_;  // shapes, by the place of their parameter in the model
+  bool told_since_ = false;       // since the model was read
   std::mutex recorded_lock_;
   std::optional<std::optional<Recorded>> recorded_;  // lowbit.json, once it was read
   PayloadCache payloads_;
