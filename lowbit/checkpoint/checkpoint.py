@@ -158,7 +158,17 @@ class Checkpoint:
 
         Args:
             shapes: by places in `params`.
+
+        Raises:
+            IndexError: there is no parameter at such a place.
+            ValueError: a dimension is negative, or there are too many elements to count.
         """
+        count = len(self.params)
+        for number, shape in shapes.items():
+            if not 0 <= number < count:
+                raise IndexError(f"there is no parameter {number}: the checkpoint has {count}")
+            if any(size < 0 for size in shape) or math.prod(shape) >= 2**63:
+                raise ValueError(f"parameter {number} cannot have the shape {tuple(shape)}")
         for number, shape in shapes.items():
             self._reader.tell_shape(number, list(shape))
         self._model = None

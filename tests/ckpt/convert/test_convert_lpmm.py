@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import lowbit
+from lowbit import checkpoint
 from tests.support.peers.files import (
     ADAM,
     CfgNode,
@@ -234,9 +235,27 @@ def test_a_live_optimizer_tells_the_shape(tmp_path, named):
     lowbit.load_optimizer(opt, tmp_path / "lpmm.pt")
     for name in ("exp_avg", "exp_avg_sq"):
         assert torch.equal(opt.state[p][name], there[name])
-    other = lowbit.AdamW([("w", torch.nn.Parameter(torch.zeros(60, 96)))])
-    with pytest.raises(ValueError, match=r"4608 codes, its parameter of the shape \[60, 96\] more"):
-        lowbit.load_optimizer(other, tmp_path / "lpmm.pt")
+    for rows, compared in ((60, "more"), (46, "fewer"), (0, "fewer")):
+        other = lowbit.AdamW([("w", torch.nn.Parameter(torch.zeros(rows, 96)))])
+        said = rf"4608 codes, its parameter of the shape \[{rows}, 96\] {compared} elements"
+        with pytest.raises(ValueError, match=said):
+            lowbit.load_optimizer(other, tmp_path / "lpmm.pt")
+
+
+def test_shapes_that_no_parameter_has_are_not_told(tmp_path):
+    torch.save(
+        lpmm_file([{"step": torch.tensor(3.0), **packed(moments((48, 96)))}]), tmp_path / "a"
+    )
+    opened = checkpoint.Checkpoint(tmp_path / "a")
+    for number in (-1, 1):
+        with pytest.raises(IndexError, match=f"no parameter {number}: the checkpoint has 1"):
+            opened.tell_shapes({number: (48, 96)})
+    for shape in ((-48, -96), (2**33, 2**31)):
+        with pytest.raises(ValueError, match="parameter 0 cannot have the shape"):
+            opened.tell_shapes({0: shape})
+    assert opened.params[0].shape is None
+    opened.tell_shapes({0: (48, 96)})
+    assert opened.params[0].shape == (48, 96)
 
 
 def test_a_shape_that_two_models_tell(tmp_path):

@@ -219,6 +219,12 @@ struct LpmmReader {
     return out;
   }
 
+  Error other_size(const State& s, uint64_t codes, const char* compared) const {
+    return bad(what(s.name) + ": has " + std::to_string(codes) +
+               " codes, its parameter of the shape " + shape_text(param.shape) + " " + compared +
+               " elements");
+  }
+
   /// A quantized state: its values, and its codes where they are lowbit's too.
   Status coded(State& s, const Leaf& leaf) {
     const bool packed = std::string_view(leaf.dtype->name) == "int8";
@@ -237,9 +243,7 @@ struct LpmmReader {
       if (beside != &leaf && beside->kind == Leaf::Kind::kTensor) s.bytes += beside->bytes();
     }
     if (param.known_shape && volume(param.shape) > layout.count)
-      return bad(what(s.name) + ": has " + std::to_string(layout.count) +
-                 " codes, its parameter of the shape " + shape_text(param.shape) +
-                 " more elements");
+      return other_size(s, layout.count, "more");
     if (!param.known_shape) {
       s.stored_as += ", of a shape that the file does not tell (--model PATH gives it)";
       return fine();
@@ -285,7 +289,12 @@ struct LpmmReader {
       layout.block = 1;
       for (size_t d = 1; d < scaled.size(); ++d) layout.block *= scaled[d];
       // The last group is filled up with zeros, which are not values.
-      if (param.known_shape) layout.count = std::min(layout.count, volume(param.shape));
+      if (param.known_shape) {
+        const uint64_t values = volume(param.shape);
+        if (values + static_cast<uint64_t>(layout.block) <= layout.count)
+          return other_size(s, layout.count, "fewer");
+        layout.count = std::min(layout.count, values);
+      }
     } else {
       cross_tile.push_back({along, float32_source(floats_of(*absmax))});
     }
