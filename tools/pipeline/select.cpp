@@ -7,6 +7,7 @@
 #include <set>
 
 #include "dialect/tree/algorithm.h"
+#include "dialect/tree/cpu_offload.h"
 #include "dialect/tree/optimizer_root.h"
 #include "io/glob.h"
 #include "io/read/file.h"
@@ -411,11 +412,18 @@ std::string advice_on(const Value& object) {
 }  // namespace
 
 Status check_no_opaque_state(const Document& document, bool converted, ContainerKind target) {
-  std::vector<OptimizerRoot> roots = optimizer_roots(document);
-  if (document.optimizer)
-    std::erase_if(roots, [&](const OptimizerRoot& root) {
+  std::vector<OptimizerRoot> roots = optimizer_roots(document), chosen;
+  if (document.optimizer) {
+    chosen = joined_offload(document, roots);
+    std::erase_if(chosen, [&](const OptimizerRoot& root) {
       return flat_name(root.path) != *document.optimizer;
     });
+    std::erase_if(roots, [&](const OptimizerRoot& root) {
+      return std::ranges::none_of(chosen, [&](const OptimizerRoot& one) {
+        return one.offload ? is_below(root.path, one.path) : root.path == one.path;
+      });
+    });
+  }
   for (const Leaf& leaf : document.leaves) {
     const bool tensor = leaf.value.is_unread_tensor();
     const bool array = leaf.value.is_writable() && target == ContainerKind::kSafetensors;

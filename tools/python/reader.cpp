@@ -11,7 +11,7 @@
 #include "dialect/common/dialect.h"
 #include "dialect/megatron_view/megatron.h"
 #include "dialect/model/formats.h"
-#include "dialect/tree/optimizer_root.h"
+#include "dialect/tree/cpu_offload.h"
 #include "io/parallel.h"
 #include "io/text.h"
 #include "pickle/writer.h"
@@ -86,7 +86,7 @@ Reader::Reader(const std::string& path, std::optional<std::string> optimizer) {
 Object Reader::container() const { return text(container_name(document_->manifest->kind)); }
 
 Object Reader::optimizers() const {
-  return list_by(optimizer_roots(*document_),
+  return list_by(joined_offload(*document_, optimizer_roots(*document_)),
                  [](const OptimizerRoot& root) { return text(flat_name(root.path)); });
 }
 

@@ -8,6 +8,8 @@ import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 
+import lowbit
+from lowbit import checkpoint
 from tests.golden.cpu_offload import make
 from tests.support.peers.files import need_tool, run
 
@@ -81,3 +83,33 @@ def test_what_no_file_tells_is_refused(tmp_path, kept):
     torch.save(kept["groups"], tmp_path / "a.pt")
     said = run(*convert, "--force", code=3).stderr
     assert "offloaded.3 has 5 parameters" in said
+
+
+class Unread:
+    """Of a program that the tool does not know."""
+
+
+def test_a_moment_that_cannot_be_read_is_refused_by_either_name(tmp_path, kept):
+    """Whether the path around all of them is named or not."""
+    kept["groups"]["offloaded"][0]["state"][0]["exp_avg"] = Unread()
+    torch.save({"optim": kept["groups"]}, tmp_path / "a.pt")
+    for more in ([], ["--optimizer", "optim"], ["--optimizer", "optim.offloaded.0"]):
+        said = run("convert", tmp_path / "a.pt", tmp_path / "b.pt", "--to", "torch", *more, code=3)
+        assert "optim.offloaded.0.state.0.exp_avg: is opaque" in said.stderr
+    other = ["--to", "torch", "--optimizer", "optim.offloaded.1"]
+    run("convert", tmp_path / "a.pt", tmp_path / "b.pt", *other)
+
+
+@pytest.mark.usefixtures("ckpt")
+def test_a_live_optimizer_takes_them_as_one(tmp_path, kept):
+    torch.save({"optim": kept["groups"]}, tmp_path / "a.pt")
+    assert checkpoint.Checkpoint(tmp_path / "a.pt").optimizers == ["optim"]
+    opt = lowbit.AdamW(make.groups(make.model()), state_format="float32")
+    lowbit.load_optimizer(opt, tmp_path / "a.pt")
+    params = [p for group in opt.param_groups for p in group["params"]]
+    for number, p in enumerate(params):
+        wanted = kept["plain_groups"]["state"][number]
+        assert torch.equal(opt.state[p]["exp_avg"], wanted["exp_avg"])
+        assert torch.equal(opt.state[p]["exp_avg_sq"], wanted["exp_avg_sq"])
+    one = checkpoint.Checkpoint(tmp_path / "a.pt", optimizer="optim.offloaded.1")
+    assert len(one.optimizers) == 5 and len(one.params) == 1

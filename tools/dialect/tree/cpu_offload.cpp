@@ -4,6 +4,7 @@
 #include <charconv>
 #include <map>
 #include <optional>
+#include <set>
 
 #include "dialect/numbers/numbers.h"
 #include "dialect/tree/nested_value.h"
@@ -159,20 +160,22 @@ class Joining {
 std::vector<OptimizerRoot> joined_offload(const Document& document,
                                           std::vector<OptimizerRoot> roots) {
   if (document.manifest == nullptr || !document.manifest->has_paths) return roots;
+  const auto is_chosen = [&](const OptimizerRoot& root) {
+    return document.optimizer && flat_name(root.path) == *document.optimizer;
+  };
+  if (std::ranges::any_of(roots, is_chosen)) return roots;
   std::vector<OptimizerRoot> out;
-  std::vector<Path> around;
+  std::set<std::string> around;  // their paths
   for (const OptimizerRoot& root : roots) {
     const auto path = around_offloaded(root.path);
-    if (!path || std::ranges::find(around, *path) != around.end()) continue;
-    around.push_back(*path);
-    out.push_back({*path, true, true, true});
+    if (path && around.insert(id_of(*path, path->size())).second)
+      out.push_back({*path, true, true, true});
   }
   for (OptimizerRoot& root : roots) {
-    const bool joined =
-        around_offloaded(root.path) || std::ranges::any_of(around, [&](const Path& path) {
-          return root.path == below(path, std::string(kOnDevice));
-        });
-    if (!joined) out.push_back(std::move(root));
+    const size_t n = root.path.size();
+    const bool on_device =
+        n > 0 && root.path[n - 1].text() == kOnDevice && around.contains(id_of(root.path, n - 1));
+    if (!around_offloaded(root.path) && !on_device) out.push_back(std::move(root));
   }
   return out;
 }

@@ -13,7 +13,8 @@
 
 namespace lowbit::ckpt {
 
-/// The roots, where those of one CPUOffloadOptimizer are the path around them.
+/// The roots, where those of one CPUOffloadOptimizer are the path around them, unless one inside is
+/// chosen.
 std::vector<OptimizerRoot> joined_offload(const Document& document,
                                           std::vector<OptimizerRoot> roots);
 

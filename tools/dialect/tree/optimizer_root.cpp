@@ -8,13 +8,14 @@
 #include <string_view>
 
 namespace lowbit::ckpt {
-namespace {
 
 std::string id_of(const Path& path, size_t length) {
   std::string s;
   for (size_t i = 0; i < length; ++i) s += path[i].text() + '\x1f';
   return s;
 }
+
+namespace {
 
 /// Names that only an optimizer's state has, where no groups tell that it is one.
 bool is_state_name(std::string_view name) {

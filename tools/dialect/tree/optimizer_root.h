@@ -13,6 +13,8 @@ struct OptimizerRoot {
   bool groups = false, states = false;
   bool offload = false;  // of torchao's CPUOffloadOptimizer: tree/cpu_offload.h
 };
+/// Tells the first `length` keys of a path from those of others.
+std::string id_of(const Path& path, size_t length);
 /// All paths at which an optimizer's state dict may begin.
 std::vector<OptimizerRoot> optimizer_roots(const Document& document);
 /// Paths that look like an optimizer's state, but have no groups, where others have them.

@@ -1,7 +1,6 @@
 #include "dialect/tree/optimizer_tree.h"
 
 #include <algorithm>
-#include <functional>
 #include <map>
 #include <unordered_map>
 #include <unordered_set>
@@ -364,14 +363,12 @@ const Leaf* Entry::find(std::string_view leaf) const {
 bool has_optimizer_tree(const Document& document) { return !optimizer_roots(document).empty(); }
 
 Result<OptimizerTree> optimizer_tree_of(const Document& document) {
-  std::vector<OptimizerRoot> roots = optimizer_roots(document);
-  const auto is_chosen = [&](const OptimizerRoot& root) {
-    return document.optimizer && flat_name(root.path) == *document.optimizer;
-  };
-  // One of those inside may be chosen too.
-  if (std::ranges::none_of(roots, is_chosen)) roots = joined_offload(document, std::move(roots));
+  std::vector<OptimizerRoot> roots = joined_offload(document, optimizer_roots(document));
   const std::vector<OptimizerRoot> all_roots = roots;
-  if (document.optimizer) std::erase_if(roots, std::not_fn(is_chosen));
+  if (document.optimizer)
+    std::erase_if(roots, [&](const OptimizerRoot& root) {
+      return flat_name(root.path) != *document.optimizer;
+    });
   if (roots.empty() && !all_roots.empty())
     return usage("holds no optimizer under '" + printable(*document.optimizer) + "', but under " +
                  names_of_roots(all_roots));
