@@ -238,6 +238,14 @@ def test_a_large_model_that_does_not_fit_and_one_that_needs_more_than_estimated(
     assert near["met"] is False and near["measured"] == "0.970, 1.060"
 
 
+def test_runs_of_a_large_model_that_were_not_reached_prove_nothing():
+    report = good()
+    del of(report, "large")["large"][OURS[2]]
+    found = said(report)
+    for asked_of in ("8 B parameters inside 24 GiB", "its peak within 5 % of lowbit.estimate"):
+        assert found[asked_of]["met"] is None and found[asked_of]["measured"]
+
+
 def test_a_run_of_a_large_model_that_fails_is_a_line_of_the_table(tmp_path):
     """The others are worth knowing."""
     found = large.run(tmp_path / "none.json", ["--optimizer", "nobodys"], "cpu", True)
