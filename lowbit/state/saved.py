@@ -31,7 +31,6 @@ PEERS = {
     "row_var": "torch Adafactor",
 }
 
-
 # The libraries among them whose files `load_optimizer` reads.
 _READ = ("bitsandbytes", "adafactor-8bit", "lpmm", "torchao")
 
@@ -391,7 +390,8 @@ def _advice_on_own(saved: Mapping[str, Any]) -> str:
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:
     peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
     origin = f"; it looks like the state of {peer}" if peer else ""
-    if any(reason == f"it has no {name}_row" for name in saved):
+    whole = {_moment_of(name) for name in saved if not str(name).endswith(("_row", "_col"))}
+    if any(reason == f"it has no {moment}_row" for moment in whole):
         advice = (
             "That moment is whole there and factored here: lowbit-ckpt convert FILE NEW --to "
             "lowbit --state-format PRESET takes its means; or build the optimizer with another one"

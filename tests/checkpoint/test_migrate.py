@@ -209,12 +209,15 @@ def test_parameters_of_groups_cut_otherwise_are_found_by_name(tmp_path):
         assert torch.equal(opt.state[p]["exp_avg"], old.state[p]["exp_avg"])
 
 
-def test_a_whole_second_moment_becomes_factored_as_the_message_says(tmp_path):
+@pytest.mark.parametrize("coded", [False, True])
+def test_a_whole_second_moment_becomes_factored_as_the_message_says(tmp_path, coded):
     model = nn.Linear(128, 64)
     old = torch.optim.AdamW(model.parameters())
+    eight = lowbit.AdamW(model.parameters())
     model(torch.ones(2, 128)).sum().backward()
     old.step()
-    torch.save(old.state_dict(), tmp_path / "torch.pt")
+    eight.step()
+    torch.save((eight if coded else old).state_dict(), tmp_path / "torch.pt")
     opt = lowbit.AdamW(model.named_parameters(), state_format="factored8")
     with pytest.raises(ValueError, match="whole there and factored here") as raised:
         lowbit.load_optimizer(opt, tmp_path / "torch.pt", model=model)
@@ -223,4 +226,5 @@ def test_a_whole_second_moment_becomes_factored_as_the_message_says(tmp_path):
     subprocess.run([TOOL, *(named.get(word, word) for word in command.split())], check=True)
     lowbit.load_optimizer(opt, tmp_path / "new.pt", model=model)
     mean = old.state[model.weight]["exp_avg_sq"].mean(1)
-    torch.testing.assert_close(opt.state[model.weight]["exp_avg_sq_row"], mean)
+    rounding = {"rtol": 0.05, "atol": 0.0} if coded else {}
+    torch.testing.assert_close(opt.state[model.weight]["exp_avg_sq_row"], mean, **rounding)
