@@ -103,11 +103,14 @@ def clip_scale(
         (norm + 1e-6) / max_norm).
 
     Raises:
-        TypeError, RuntimeError, ValueError: as in `clip_grad_norm_`.
+        TypeError, RuntimeError, ValueError: as in `clip_grad_norm_`; ValueError also where
+            `grad_scale` is not one number.
     """
     check_gradients_of("clip_scale", parameters)
     if not float(max_norm) >= 0.0:
         raise ValueError(f"max_norm must be at least 0, not {max_norm}")
+    if isinstance(grad_scale, Tensor) and grad_scale.numel() != 1:
+        raise ValueError(f"grad_scale should be one number, not {grad_scale.numel()}")
     norm = total_norm(parameters, norm_type, group)
     if isinstance(grad_scale, Tensor):
         norm = norm / grad_scale.to(norm).reshape(())

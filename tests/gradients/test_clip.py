@@ -316,6 +316,12 @@ def test_a_scale_of_another_dtype_or_shape_leaves_those_of_the_norm(dtype, shape
         assert (there.dtype, there.shape) == (torch.float32, ()) and torch.equal(there, wanted)
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_a_scale_is_one_number(count):
+    with pytest.raises(ValueError, match=f"grad_scale should be one number, not {count}"):
+        lowbit.clip_scale(parameters(), 0.3, grad_scale=torch.ones(count))
+
+
 def test_a_number_is_float32_on_a_gpu():
     """A device without memory stands for it, as its kernels read float32 alone."""
     gpu = torch.device("meta")
