@@ -451,6 +451,7 @@ Result<Json> convert(const std::string& source, const std::string& target,
   if (to == nullptr) RETURN_IF_ERROR(check_common_kept(*at.document, at.source, kind, at.warnings));
   RETURN_IF_ERROR(check_parts(options, target, directory));
   RETURN_IF_ERROR(check_no_opaque_state(*at.document, to != nullptr, kind));
+  if (to == nullptr) RETURN_IF_ERROR(check_blocks_kept(*at.document));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(*at.document, kind));
   append(at.warnings, left_out);
   RETURN_IF_ERROR(make_target(at, options));

@@ -2,6 +2,7 @@
 
 #include "container/common/open.h"
 #include "container/document/subclass_cut.h"
+#include "dialect/flashoptim/flashoptim.h"
 #include "dialect/megatron_view/megatron.h"
 #include "dialect/torchao/leaf.h"
 #include "io/text.h"
@@ -51,6 +52,7 @@ Result<Json> reshard(const std::string& source, const std::string& target,
   RETURN_IF_ERROR(check_common_kept(document, source, ContainerKind::kDcp, warnings));
   RETURN_IF_ERROR(check_no_rank_part(document, source));
   RETURN_IF_ERROR(check_no_opaque_state(document, false, ContainerKind::kDcp));
+  RETURN_IF_ERROR(check_blocks_kept(document));
   append(warnings, warn_of_left_behind(*document.manifest));
   append(warnings, warn_of_top_level(document));
   ASSIGN_OR_RETURN(left_out, leave_out_opaque(document, ContainerKind::kDcp));

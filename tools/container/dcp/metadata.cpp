@@ -301,6 +301,7 @@ class Parser : MetadataPickle {
     const NodeId meta = p_.find(state, "storage_meta"), version = p_.find(state, "version");
     const NodeId fields = p_.item(meta, 2);
     const bool has_meta = p_.is(meta, Kind::kObject);
+    out_.of_tool = has_meta && p_.is(p_.find(fields, "save_id"), Kind::kNone);  // torch's has one
     const char* torch = property_count_ >= 6                    ? "2.15 or later"
                         : old_properties_                       ? "2.2 or older"
                         : !has_meta                             ? "2.3"

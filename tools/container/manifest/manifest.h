@@ -149,6 +149,7 @@ struct Manifest {
   std::vector<Blob> blobs;              // by name
   std::vector<size_t> order;    // of leaves in the tree: i, or tensors.size() + blob; may be empty
   std::vector<DictInfo> dicts;  // those that are more than a plain dict
+  bool of_tool = false;         // a directory that lowbit-ckpt wrote, not the ranks of a program
   bool has_paths = false;       // false: paths are only the flat name
   bool tells_keys = true;       // false: a directory that has numbers and places in tuples as text
   std::vector<std::string> warnings;  // harmless oddities, one line each

@@ -22,6 +22,8 @@ const char* versions_of(FlashFiles files);
 std::shared_ptr<const BlockRule> flash_rule(bool is_signed);
 BlockLayout flash_layout(uint64_t count, bool is_signed);
 
+/// An error if another cut of the document's tensors loses where the blocks of ranks' shards begin.
+Status check_blocks_kept(const Document& document);
 Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const OptimizerTree& tree);
 Result<Document> write_flashoptim(const Model& model, const Wanted& wanted, DialectReport& report);
 

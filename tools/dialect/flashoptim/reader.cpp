@@ -15,9 +15,9 @@
 #include "dialect/flashoptim/flashoptim.h"
 
 #include <algorithm>
-#include <optional>
+#include <string_view>
+#include <unordered_map>
 
-#include "container/dcp/recorded.h"
 #include "core/half.h"
 #include "core/param/bfloat16.h"
 #include "dialect/common/other_libraries.h"
@@ -64,6 +64,16 @@ std::vector<uint64_t> ends_of_shards(const Leaf& codes) {
   return whole ? std::vector<uint64_t>{0, all} : ends;
 }
 
+/// Whether scales are of the shards' own blocks. Where their number fits the whole tensor's too, as
+/// the ranks saved it: lowbit-ckpt writes blocks of the whole tensor.
+bool is_by_shard(const std::vector<uint64_t>& ends, const Leaf& scales, const Manifest& manifest) {
+  if (ends.size() <= 2) return false;
+  uint64_t of_shards = 0;
+  for (size_t i = 0; i + 1 < ends.size(); ++i) of_shards += blocks_in(ends[i + 1] - ends[i]);
+  if (scales.shape != Shape{static_cast<int64_t>(of_shards)}) return false;
+  return !manifest.of_tool || of_shards != blocks_in(ends.back());
+}
+
 /// The values of shards that have blocks of their own.
 std::shared_ptr<Floats> floats_of_shards(const Leaf& codes, const Leaf& scales,
                                          std::vector<uint64_t> ends, bool is_signed) {
@@ -93,7 +103,6 @@ struct FlashOptimReader {
   Param& param;
   const Group& group;
   const Manifest& manifest;
-  std::optional<bool>& of_lowbit;  // whether lowbit-ckpt wrote it, once that was asked
   std::string what(const std::string& key) const { return shown(param) + ", " + key; }
 
   Status moment(const std::string& name) {
@@ -127,18 +136,8 @@ struct FlashOptimReader {
                  ": a program has cast them; save them again with FlashOptim");
     const uint64_t n = volume(codes.shape), blocks = blocks_in(n);
     const std::vector<uint64_t> ends = ends_of_shards(codes);
-    uint64_t of_shards = 0;
-    for (size_t i = 0; i + 1 < ends.size(); ++i) of_shards += blocks_in(ends[i + 1] - ends[i]);
+    const bool by_shard = is_by_shard(ends, scales, manifest);
     const bool fits = scales.shape == Shape{static_cast<int64_t>(blocks)};
-    bool by_shard = ends.size() > 2 && scales.shape == Shape{static_cast<int64_t>(of_shards)};
-    // Where both fit, as the ranks saved it; lowbit-ckpt writes blocks of the whole tensor.
-    if (fits && by_shard) {
-      if (!of_lowbit) {
-        ASSIGN_OR_RETURN(recorded, read_recorded(manifest));
-        of_lowbit = recorded.has_value();
-      }
-      by_shard = !*of_lowbit;
-    }
     if (!fits && !by_shard)
       return bad(what(state.name) + ": " + std::to_string(n) + " codes go with " +
                  std::to_string(blocks) + " scales, but the shape of the scales is " +
@@ -254,14 +253,33 @@ struct FlashOptimReader {
 
 }  // namespace
 
+Status check_blocks_kept(const Document& document) {
+  constexpr std::string_view kCodes = "::quantized", kScales = "::scales";
+  std::unordered_map<std::string, const Leaf*> scales_of;
+  for (const Leaf& leaf : document.leaves) {
+    const std::string name = leaf.name();
+    if (leaf.kind == Leaf::Kind::kTensor && name.ends_with(kScales))
+      scales_of.emplace(name.substr(0, name.size() - kScales.size()), &leaf);
+  }
+  for (const Leaf& leaf : document.leaves) {
+    const std::string name = leaf.name();
+    if (scales_of.empty() || leaf.kind != Leaf::Kind::kTensor || !name.ends_with(kCodes)) continue;
+    const auto scales = scales_of.find(name.substr(0, name.size() - kCodes.size()));
+    if (scales == scales_of.end()) continue;
+    if (is_by_shard(ends_of_shards(leaf), *scales->second, *document.manifest))
+      return bad(printable(name) +
+                 ": FlashOptim's blocks begin anew in each rank's shard here, and where shards "
+                 "began would be lost; convert it --to lowbit or --to flashoptim");
+  }
+  return fine();
+}
+
 Result<Model> read_flashoptim(std::shared_ptr<const Document> document, const OptimizerTree& tree) {
   Model model = model_of(tree, "flashoptim", document);
   const std::vector<const Group*> group_of = groups_by_param(model);
-  std::optional<bool> of_lowbit;
   for (size_t i = 0; i < model.params.size(); ++i) {
     const Entry& entry = tree.params[i];
-    FlashOptimReader reader{entry, model.params[i], *group_of[i], *model.document->manifest,
-                            of_lowbit};
+    FlashOptimReader reader{entry, model.params[i], *group_of[i], *model.document->manifest};
     for (const char* name : kFlashMoments) RETURN_IF_ERROR(reader.moment(name));
     RETURN_IF_ERROR(reader.error_bits());
     for (const auto& [name, leaf] : entry.leaves) {

@@ -340,8 +340,8 @@ Status join_offload(const Document& document, OptimizerTree& out) {
                              std::to_string(view.on_device) + " on the device";
   if (view.on_device > 0 && document.model == nullptr)
     return bad("its optimizer is torchao's CPUOffloadOptimizer with " + counts +
-               ", and which of the model's parameters are which is not saved: --model PATH, a file "
-               "with the weights, tells it");
+               ", and which of the model's parameters are which is not saved: lowbit-ckpt convert "
+               "--model PATH, a file with the weights, tells it");
   out.warnings.push_back("the optimizer is torchao's CPUOffloadOptimizer, with " + counts +
                          ": it is read as one optimizer for all, which that class does not load");
   out.on_device = view.on_device;
