@@ -13,6 +13,7 @@
 #include "dialect/common/rounding.h"
 #include "dialect/common/settings_kept.h"
 #include "dialect/deepspeed/universal.h"
+#include "dialect/flashoptim/flashoptim.h"
 #include "dialect/megatron_view/megatron.h"
 #include "dialect/model/parameter_names.h"
 #include "dialect/numbers/document_leaves.h"
