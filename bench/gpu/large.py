@@ -96,8 +96,8 @@ def main() -> None:
             if given.tiny and name not in REHEARSED:
                 continue
             runs[name] = run(config, options, given.device, given.tiny)
-            model = "a small model" if given.tiny else "8 B parameters"
-            title = f"{model[0].upper()}{model[1:]} on one card, lowbit inside {LIMIT}"
+            model = "A small model" if given.tiny else "8 B parameters"
+            title = f"{model} on one card, lowbit inside {LIMIT}"
             rows = [row(*each) for each in runs.items()]
             print(f"### {title}\n\n{table(head, rows)}\n", flush=True)
             if given.json:

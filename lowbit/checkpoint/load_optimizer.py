@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -166,13 +167,20 @@ def _with_shapes(
     if not untold:
         return list(params)
     checkpoint.tell_shapes(untold)
-    try:
+    with _value_error_unless_damaged():
         known = checkpoint.params
+    return [None if place is None else known[place] for place in places]
+
+
+@contextmanager
+def _value_error_unless_damaged() -> Iterator[None]:
+    """What a whole checkpoint does not say is an argument's fault, and damage is the file's."""
+    try:
+        yield
     except CheckpointError as error:
-        if error.file:  # damaged
+        if error.file:
             raise
         raise ValueError(str(error)) from error
-    return [None if place is None else known[place] for place in places]
 
 
 def _warn_of_quantized(
@@ -237,12 +245,8 @@ def _model_of(checkpoint: Checkpoint, optimizer: str | None) -> Model:
             f"{checkpoint.path} holds no optimizer under {optimizer!r}; "
             f"those that it holds: {names}"
         )
-    try:
+    with _value_error_unless_damaged():
         model = checkpoint.model
-    except CheckpointError as error:
-        if error.file:  # damaged
-            raise
-        raise ValueError(str(error)) from error
     if model.refusal:
         raise ValueError(f"{checkpoint.path}: {model.refusal}")
     return model

@@ -242,13 +242,13 @@ def take(
     Raises:
         ValueError: the shape of `value` is neither `shape` nor `local`.
     """
-    wrong = (
-        f"{what} has the shape {tuple(value.shape)}, which is neither the whole {tuple(shape)} nor "
-        f"this rank's part {tuple(local)}"
-    )
+    fitting = {tuple(shape)} if is_dtensor(value) else {tuple(shape), tuple(local)}
+    if tuple(value.shape) not in fitting:
+        raise ValueError(
+            f"{what} has the shape {tuple(value.shape)}, which is neither the whole {tuple(shape)} "
+            f"nor this rank's part {tuple(local)}"
+        )
     if is_dtensor(value):
-        if tuple(value.shape) != tuple(shape):
-            raise ValueError(wrong)
         wanted = _placements(p, dims) if is_dtensor(p) else None
         if is_dtensor(p) and value.device_mesh == p.device_mesh:
             strided = any(hasattr(x, "split_factor") for x in (*value.placements, *p.placements))
@@ -259,8 +259,6 @@ def take(
         value = value.full_tensor()
     if tuple(value.shape) == tuple(local):
         return value
-    if tuple(value.shape) != tuple(shape):
-        raise ValueError(wrong)
     for dim, (start, length) in enumerate(zip(offset, local, strict=True)):
         value = value.narrow(dim, start, length)
     return value

@@ -28,16 +28,22 @@ from lowbit.state.state_dict import check_entries, check_type
 from lowbit.state.stateful import StatefulOptimizer
 from lowbit.state.torch_functions import options_of_load
 
-# Of a load by `load_by_param`; a program's own `load_state_dict` may lie between.
-_SHARED: ContextVar[sharding.SharedFailure | None] = ContextVar("shared failure", default=None)
-_BY_PARAM: ContextVar[bool] = ContextVar("by param", default=False)
+
+class _ByParam(NamedTuple):
+    """A load by `load_by_param`."""
+
+    shared: sharding.SharedFailure | None
+
+
+# While one runs; a program's own `load_state_dict` may lie between.
+_BY_PARAM: ContextVar[_ByParam | None] = ContextVar("by param", default=None)
 
 
 def is_by_param() -> bool:
     """Whether what is being loaded has the moments of whole parameters, whatever holds them here:
     whether `load_by_param` runs.
     """
-    return _BY_PARAM.get()
+    return _BY_PARAM.get() is not None
 
 
 def load_by_param(
@@ -66,12 +72,11 @@ def load_by_param(
         size = len(group["params"])
         groups.append({**given, **names, "params": list(range(at, at + size))})
         at += size
-    tokens = _SHARED.set(shared), _BY_PARAM.set(True)
+    token = _BY_PARAM.set(_ByParam(shared))
     try:
         opt.load_state_dict({"state": state, "param_groups": groups})
     finally:
-        _SHARED.reset(tokens[0])
-        _BY_PARAM.reset(tokens[1])
+        _BY_PARAM.reset(token)
 
 
 @torch.no_grad()
@@ -91,7 +96,8 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     ids = [key for group in saved for key in group["params"]]
     params = [p for group in groups for p in group["params"]]
     key_of = dict(zip(params, ids, strict=True))
-    shared = _SHARED.get()
+    by_param = _BY_PARAM.get()
+    shared = by_param.shared if by_param is not None else None
     saved_states = _saved_states(opt, state_dict["state"], laid_out, key_of)
     options = options_of_load()
     with _together(options):

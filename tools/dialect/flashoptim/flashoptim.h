@@ -11,8 +11,11 @@ namespace lowbit::ckpt {
 inline constexpr int64_t kFlashBlock = 32;
 inline constexpr const char* kFlashMoments[] = {"exp_avg", "exp_avg_sq", "momentum_buffer"};
 
-/// The end of State::stored_as where each rank's shard has blocks of its own.
-inline constexpr const char* kOfEachShard = ", of each shard";
+/// The blocks of so many values.
+inline uint64_t blocks_in(uint64_t count) { return (count + kFlashBlock - 1) / kFlashBlock; }
+/// Whether scales are of blocks that begin with each rank's shard. Where their number fits those of
+/// the whole tensor too, as the ranks saved it: lowbit-ckpt writes blocks of the whole tensor.
+bool is_by_shard(const Leaf& codes, const Leaf& scales, const Manifest& manifest);
 
 /// The two generations of its scales.
 enum class FlashFiles : uint8_t { kOld, kNew };

@@ -41,8 +41,6 @@ Result<int> recognize_flashoptim(const Document& /*document*/, const OptimizerTr
   return 0;
 }
 
-uint64_t blocks_in(uint64_t count) { return (count + kFlashBlock - 1) / kFlashBlock; }
-
 /// Where the shards of a tensor begin in the flattened one, and its end; {0, end} where blocks end
 /// with shards, or shards are not rows.
 std::vector<uint64_t> ends_of_shards(const Leaf& codes) {
@@ -64,19 +62,9 @@ std::vector<uint64_t> ends_of_shards(const Leaf& codes) {
   return whole ? std::vector<uint64_t>{0, all} : ends;
 }
 
-/// Whether scales are of the shards' own blocks. Where their number fits the whole tensor's too, as
-/// the ranks saved it: lowbit-ckpt writes blocks of the whole tensor.
-bool is_by_shard(const std::vector<uint64_t>& ends, const Leaf& scales, const Manifest& manifest) {
-  if (ends.size() <= 2) return false;
-  uint64_t of_shards = 0;
-  for (size_t i = 0; i + 1 < ends.size(); ++i) of_shards += blocks_in(ends[i + 1] - ends[i]);
-  if (scales.shape != Shape{static_cast<int64_t>(of_shards)}) return false;
-  return !manifest.of_tool || of_shards != blocks_in(ends.back());
-}
-
 /// The values of shards that have blocks of their own.
-std::shared_ptr<Floats> floats_of_shards(const Leaf& codes, const Leaf& scales,
-                                         std::vector<uint64_t> ends, bool is_signed) {
+std::shared_ptr<Floats> floats_of_shards(const Leaf& codes, const Leaf& scales, bool is_signed) {
+  std::vector<uint64_t> ends = ends_of_shards(codes);
   std::vector<std::shared_ptr<Floats>> shards;
   uint64_t block = 0;
   for (size_t i = 0; i + 1 < ends.size(); ++i) {
@@ -135,8 +123,7 @@ struct FlashOptimReader {
       return bad(what(state.name) + ": the codes are " + dtype + ", not " + wanted +
                  ": a program has cast them; save them again with FlashOptim");
     const uint64_t n = volume(codes.shape), blocks = blocks_in(n);
-    const std::vector<uint64_t> ends = ends_of_shards(codes);
-    const bool by_shard = is_by_shard(ends, scales, manifest);
+    const bool by_shard = is_by_shard(codes, scales, manifest);
     const bool fits = scales.shape == Shape{static_cast<int64_t>(blocks)};
     if (!fits && !by_shard)
       return bad(what(state.name) + ": " + std::to_string(n) + " codes go with " +
@@ -149,8 +136,8 @@ struct FlashOptimReader {
     state.stored_as = std::string("FlashOptim companded 8-bit, blocks of 32, scales as in ") +
                       versions_of(generation);
     if (by_shard) {
-      state.stored_as += kOfEachShard;
-      state.values = floats_of_shards(codes, scales, ends, state.is_signed);
+      state.stored_as += ", of each shard";
+      state.values = floats_of_shards(codes, scales, state.is_signed);
       return fine();
     }
     state.values = block_floats(flash_rule(state.is_signed), flash_layout(n, state.is_signed),
@@ -253,6 +240,15 @@ struct FlashOptimReader {
 
 }  // namespace
 
+bool is_by_shard(const Leaf& codes, const Leaf& scales, const Manifest& manifest) {
+  const std::vector<uint64_t> ends = ends_of_shards(codes);
+  if (ends.size() <= 2) return false;
+  uint64_t of_shards = 0;
+  for (size_t i = 0; i + 1 < ends.size(); ++i) of_shards += blocks_in(ends[i + 1] - ends[i]);
+  if (scales.shape != Shape{static_cast<int64_t>(of_shards)}) return false;
+  return !manifest.of_tool || of_shards != blocks_in(ends.back());
+}
+
 Status check_blocks_kept(const Document& document) {
   constexpr std::string_view kCodes = "::quantized", kScales = "::scales";
   std::unordered_map<std::string, const Leaf*> scales_of;
@@ -266,7 +262,7 @@ Status check_blocks_kept(const Document& document) {
     if (scales_of.empty() || leaf.kind != Leaf::Kind::kTensor || !name.ends_with(kCodes)) continue;
     const auto scales = scales_of.find(name.substr(0, name.size() - kCodes.size()));
     if (scales == scales_of.end()) continue;
-    if (is_by_shard(ends_of_shards(leaf), *scales->second, *document.manifest))
+    if (is_by_shard(leaf, *scales->second, *document.manifest))
       return bad(printable(name) +
                  ": FlashOptim's blocks begin anew in each rank's shard here, and where shards "
                  "began would be lost; convert it --to lowbit or --to flashoptim");

@@ -102,11 +102,12 @@ struct FlashOptimWriter {
           " take --state-format float32, which every version loads");
     const bool bits = dtype != nullptr && std::string_view(dtype->name) == "bfloat16";
     const Dtype* scale_dtype = find_dtype(bits ? "bfloat16" : "float16");
-    const Shape blocks = {static_cast<int64_t>((n + kFlashBlock - 1) / kFlashBlock)};
+    const Shape blocks = {static_cast<int64_t>(blocks_in(n))};
     const Dtype* code_dtype = find_dtype(is_signed ? "int8" : "uint8");
     // Codes of its own file that ours cannot express, because a block goes over rows.
-    const bool relabelled = own || (model.dialect == "flashoptim" && s.leaves.size() == 2 &&
-                                    !s.stored_as.ends_with(kOfEachShard));
+    const bool relabelled =
+        own || (model.dialect == "flashoptim" && s.leaves.size() == 2 &&
+                !is_by_shard(*s.leaves[0], *s.leaves[1], *model.document->manifest));
     if (wanted.keep && !relabelled) return would_round(param, s, "FlashOptim's");
     StateReport* entry = report_of(
         report, param, s,
