@@ -248,9 +248,13 @@ def test_runs_of_a_large_model_that_were_not_reached_prove_nothing():
 
 def test_a_run_of_a_large_model_that_fails_is_a_line_of_the_table(tmp_path):
     """The others are worth knowing."""
-    found = large.run(tmp_path / "none.json", ["--optimizer", "nobodys"], "cpu", True)
-    assert "invalid choice: 'nobodys'" in found["error"]
-    assert large.row("nobody's", found) == ["nobody's", found["error"], "", ""]
+    (tmp_path / "recipes").mkdir()
+    recipe = tmp_path / "recipes" / "one_card.py"
+    recipe.write_text("print('{}')\nraise MemoryError('of | a card')\n")
+    with mock.patch.object(large, "ROOT", tmp_path):
+        found = large.run(tmp_path / "none.json", [], "cpu", True)
+    assert found == {"error": "MemoryError: of | a card"}
+    assert large.row("nobody's", found) == ["nobody's", "MemoryError: of / a card", "", ""]
     done = subprocess.CompletedProcess([], 0, "a line\n", "")
     with mock.patch.object(large.subprocess, "run", lambda *a, **k: done):
         found = large.run(tmp_path / "none.json", [], "cpu", True)
