@@ -72,7 +72,7 @@ def convert_state(
             moment is unknown.
     """
     _check_flattened(saved, key)
-    saved = with_known_names(lay, saved)
+    saved = with_known_names(lay, saved, key)
     step = saved.get("step", None)
     if step is None:
         raise unknown(saved, key, "it has no 'step'")

@@ -90,11 +90,14 @@ def _saved_tensor(
     return SavedTensor(value, p, entry, what)
 
 
-def with_known_names(lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+def with_known_names(lay: Layout, saved: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
     """torch's state under this library's names.
 
     torch's SGD and Muon, lion-pytorch's Lion and FlashOptim's SGD and Lion count no steps,
     and torch's Adafactor's means have as many dimensions as the parameter.
+
+    Raises:
+        ValueError: SGD's or Muon's momentum is not there, and something unknown is.
     """
     rule = lay.rule.removeprefix("cautious_")
     others = "stream" not in saved and all(map(is_own_key, saved))
@@ -104,6 +107,9 @@ def with_known_names(lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]
         # With what load_optimizer reads beside it: its codes, and correction bits of the weight.
         own = {key: value for key, value in saved.items() if is_own_key(key) and value is not None}
         if all(_moment_of(name) != "momentum_buffer" for name in own):  # before SGD's first step
+            others = any(value is not None for name, value in saved.items() if name not in own)
+            if lay.slots and others and "momentum_buffer" not in saved:
+                raise unknown(saved, key, "it has no momentum_buffer")
             zeros = torch.zeros(lay.part.local, dtype=torch.float32, device="cpu")
             return {"step": 0.0, "momentum_buffer": zeros, **own}
         return {"step": 1.0, **own}
@@ -415,6 +421,6 @@ def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = 
         )
     return ValueError(
         f"state[{key!r}] is not a layout that can be loaded: {reason}{origin}. It holds "
-        f"{sorted(map(str, saved))}. Known are torch's Adam and AdamW (step, exp_avg, exp_avg_sq) "
-        f"and lowbit's own. {advice}"
+        f"{sorted(map(str, saved))}. Known are lowbit's own and those of torch's optimizers, such "
+        f"as Adam's (step, exp_avg, exp_avg_sq) and SGD's (momentum_buffer). {advice}"
     )

@@ -115,6 +115,27 @@ def test_unknown_layouts_raise_and_say_what_to_do(state, word):
     assert same(before, bits(opt)), "a refused load leaves the optimizer as it was"
 
 
+@pytest.mark.parametrize("make", [lowbit.SGD, lowbit.Muon])
+@pytest.mark.parametrize(
+    "state",
+    [
+        {"momentum_buffer::quantized": torch.zeros(48, dtype=torch.int8)},
+        {"state1": torch.zeros(6, 8)},
+        {"lookahead_slow_buff": torch.zeros(6, 8)},
+    ],
+    ids=lambda state: next(iter(state)),
+)
+def test_unknown_state_is_not_taken_for_a_momentum_before_the_first_step(make, state):
+    p = nn.Parameter(torch.ones(6, 8))
+    opt = make([p], lr=0.1, momentum=0.9)
+    before = bits(opt)
+    with pytest.raises(ValueError, match=r"state\[0\].*it has no momentum_buffer.*It holds"):
+        opt.load_state_dict({**opt.state_dict(), "state": {0: state}})
+    assert same(before, bits(opt))
+    opt.load_state_dict({**opt.state_dict(), "state": {0: {"momentum_buffer": None, **state}}})
+    assert opt.state[p]["step"] == 0
+
+
 def test_lion_goes_on_from_a_state_that_counts_no_steps():
     """lion-pytorch's is the average alone; Lion's steps do not depend on their number."""
     torch.manual_seed(0)
