@@ -13,6 +13,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import distribute_tensor
 
 import lowbit
 from tests.support import bits
@@ -67,6 +68,47 @@ def test_state_that_cannot_be_converted_is_refused():
         loaded(saved("factored"), network(), full_state_dict=True)
 
 
+def stepped(net, opt, steps=1):
+    for _ in range(steps):
+        for p in net.parameters():
+            p.grad = p.detach() + 1
+        opt.step()
+    return net
+
+
+def damped(library, net, **options):
+    """SGD that dampens every gradient but the first, of which torch counts no steps."""
+    return library.SGD(net.parameters(), lr=1e-2, momentum=0.9, dampening=0.5, **options)
+
+
+def from_torchs_sgd(net, **options):
+    """SGD with what torch's has after two steps, and the weights of its third."""
+    whole = network()
+    opt = damped(torch.optim, whole)
+    stepped(whole, opt, 2)
+    state = get_optimizer_state_dict(whole, opt, options=StateDictOptions(full_state_dict=True))
+    if options.get("broadcast_from_rank0") and dist.get_rank():
+        state = {}
+    with torch.no_grad():
+        for p, q in zip(net.parameters(), whole.parameters(), strict=True):
+            p.copy_(
+                distribute_tensor(q, p.device_mesh, p.placements) if hasattr(p, "placements") else q
+            )
+    ours = damped(lowbit, net, state_format="float32")
+    options = StateDictOptions(full_state_dict=True, **options)
+    set_optimizer_state_dict(net, ours, state, options=options)
+    return ours, stepped(whole, opt)
+
+
+def test_a_momentum_of_torchs_sgd_has_had_its_first_step():
+    net = network()
+    opt, expected = from_torchs_sgd(net)
+    stepped(net, opt)
+    for p, q in zip(net.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
+        assert opt.state[p]["step"] == 2  # and one before it at least
+
+
 def on_two_ranks(rank, store):
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=2)
     state = saved("4bit")
@@ -78,6 +120,13 @@ def on_two_ranks(rank, store):
         for key, value in opt.state[q].items():
             whole = value.full_tensor() if hasattr(value, "full_tensor") else value
             assert bits.equal(whole, expected.state[p][key]), key
+    for broadcast in (False, True):
+        shards = network()
+        fully_shard(shards, mesh=init_device_mesh("cpu", (2,)))
+        opt, momentum = from_torchs_sgd(shards, broadcast_from_rank0=broadcast)
+        stepped(shards, opt)
+        for p, q in zip(shards.parameters(), momentum.parameters(), strict=True):
+            torch.testing.assert_close(p.full_tensor(), q)
     said = ""
     try:
         loaded(state if rank == 0 else {}, net, full_state_dict=True, broadcast_from_rank0=True)
