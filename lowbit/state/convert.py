@@ -16,6 +16,7 @@ from lowbit.config.hints import outside
 from lowbit.state import memory
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.moment import is_own_key
 from lowbit.state.quantize import dequantize_slot, quantize_slot
 from lowbit.state.saved import (
     SavedTensor,
@@ -23,7 +24,6 @@ from lowbit.state.saved import (
     find_saved,
     find_source,
     in_other_blocks,
-    is_own_key,
     of_other_programs,
     same_memory,
     unknown,

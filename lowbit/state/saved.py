@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
+from lowbit.state.moment import is_own_key, moment_of, names_of, own_moments
 from lowbit.state.settings import some
 from lowbit.state.slot import Slot, StateTensor
 
@@ -110,7 +110,7 @@ def with_known_names(lay: Layout, saved: Mapping[str, Any], key: Any) -> Mapping
     if rule in _UNCOUNTED and rule != "lion" and "step" not in saved:
         # With what load_optimizer reads beside it: its codes, and correction bits of the weight.
         own = {key: value for key, value in saved.items() if is_own_key(key) and value is not None}
-        if all(_moment_of(name) != "momentum_buffer" for name in own):  # before SGD's first step
+        if all(moment_of(name) != "momentum_buffer" for name in own):  # before SGD's first step
             others = any(value is not None for name, value in saved.items() if name not in own)
             if lay.slots and others and "momentum_buffer" not in saved:
                 raise unknown(saved, key, "it has no momentum_buffer")
@@ -143,10 +143,10 @@ def without_filled_in(
         ValueError: only rank 0 has a moment that was saved.
     """
     dropped: set[str] = set()
-    moments = list(_own_moments(lay))
+    moments = list(own_moments(lay))
     here = {name for own in moments for name in own.keys}
     for own in moments:
-        others = [name for name in _names_of(own.name) if name in saved and name not in here]
+        others = [name for name in names_of(own.name) if name in saved and name not in here]
         if not others or not all(name in saved for name in own.keys):
             continue
         if not all(same_memory(saved[name], live.get(name)) for name in own.keys):
@@ -164,40 +164,6 @@ def without_filled_in(
     if uncounted and same_memory(kept.get("step"), live.get("step")) and not kept["step"]:
         kept["step"] = 1.0  # as `with_known_names` says of the same state; SGD's first is undamped
     return kept
-
-
-def in_other_format(lay: Layout, state: Mapping[str, Any]) -> tuple[str, str] | None:
-    """The key of a moment in live state that the layout keeps in another format, and its key there.
-    None if there is no such moment.
-    """
-    moments = list(_own_moments(lay))
-    here = {name for own in moments for name in own.keys}
-    for own in moments:
-        others = [name for name in _names_of(own.name) if name in state and name not in here]
-        if lay.rule.startswith("adafactor") and own.name == "variance":
-            continue  # `factored` may change between steps
-        if others and not all(name in state for name in own.keys):
-            return others[0], own.keys[0]
-    return None
-
-
-class _Moment(NamedTuple):
-    name: str
-    keys: list[str]  # of its tensors here
-
-
-def _own_moments(lay: Layout) -> Iterator[_Moment]:
-    for slot in lay.slots:
-        yield _Moment(slot.name, [entry.key for entry in slot.entries(lay.part)])
-    for entry in lay.auxiliary:
-        if entry.key.endswith(("_row", "_col")):
-            yield _Moment(entry.key[:-4], [entry.key])
-
-
-def _names_of(moment: str) -> list[str]:
-    """The first key of a moment in every format, and those of its row and column means."""
-    formats = (entry["name"] for entry in ops.entries("state"))
-    return [moment, f"{moment}_row", f"{moment}_col", *(f"{moment}_{name}" for name in formats)]
 
 
 def same_memory(a: Any, b: Any) -> bool:
@@ -320,17 +286,12 @@ def of_other_programs(saved: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def is_own_key(key: Any) -> bool:
-    """Whether lowbit's state of some rule and format has such a key."""
-    return _own_keys().fullmatch(str(key)) is not None
-
-
 def check_rule(lay: Layout, saved: Mapping[str, Any], key: Any) -> None:
     """Raises ValueError if saved state has a moment that neither the rule nor a variant of it
     keeps: a load would lose it, and step by another rule with the settings of the saved one.
     """
-    kept = {_moment_of(name) for name in lay.keys} | _moments_of_variants(lay.rule) | {None}
-    if lost := {_moment_of(name) for name in saved} - kept:
+    kept = {moment_of(name) for name in lay.keys} | _moments_of_variants(lay.rule) | {None}
+    if lost := {moment_of(name) for name in saved} - kept:
         raise ValueError(
             f"state[{key!r}] keeps {some(sorted(map(str, lost)))}, which the rule here, "
             f"{lay.rule!r}, does not: it is another optimizer's. Build the optimizer that it was "
@@ -351,12 +312,6 @@ def _moments_of_variants(rule: str) -> frozenset[str]:
     return frozenset(slot["name"] for other in variants for slot in other["slots"])
 
 
-def _moment_of(key: Any) -> str | None:
-    """The moment, factored or not, that a key of lowbit's state belongs to, or None."""
-    found = _own_keys().fullmatch(str(key))
-    return None if found is None else found["moment"]
-
-
 def lost_compensation(lay: Layout, saved: Mapping[str, Any]) -> str | None:
     """The parameter format of saved correction bits, where a 16-bit weight keeps none here."""
     if lay.compensation or lay.dtype == torch.float32:
@@ -365,29 +320,9 @@ def lost_compensation(lay: Layout, saved: Mapping[str, Any]) -> str | None:
     return next((key.removeprefix("param_") for key in kept if key.startswith("param_")), None)
 
 
-@functools.cache
-def _own_keys() -> re.Pattern[str]:
-    """Matches the keys that state of any rule in any format has."""
-
-    def any_of(names: Iterable[str]) -> str:
-        return f"(?:{'|'.join(sorted(set(names), key=len, reverse=True))})"
-
-    rules = ops.entries("rules")
-    moments = {slot["name"] for rule in rules for slot in rule["slots"]}
-    moments.update(name for rule in rules for name in rule["factors"])
-    formats = any_of(entry["name"] for entry in ops.entries("state"))
-    params = any_of(entry["name"].removesuffix("_stochastic") for entry in ops.entries("param"))
-    others = any_of(
-        ("step", "stream", "shape", "projection", "update_norm", "second_momentum_buffer")
-    )
-    scale = r"_scale(?:_(?:row|column|tensor|rank1_\d+))?"
-    kept = rf"(?P<moment>{any_of(moments)})(?:_row|_col|_{formats}(?:{scale})?)?"
-    return re.compile(rf"{others}|param_{params}|{kept}")
-
-
 def _advice_on_own(saved: Mapping[str, Any]) -> str:
     """What to do with state of lowbit's own that lacks something."""
-    moments = {_moment_of(name) for name in saved} - {None}
+    moments = {moment_of(name) for name in saved} - {None}
     rules = [
         rule["name"]
         for rule in ops.entries("rules")
@@ -405,7 +340,7 @@ def _advice_on_own(saved: Mapping[str, Any]) -> str:
 def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = None) -> ValueError:
     peer = peer or next((name for mark, name in PEERS.items() if mark in saved), None)
     origin = f"; it looks like the state of {peer}" if peer else ""
-    whole = {_moment_of(name) for name in saved if not str(name).endswith(("_row", "_col"))}
+    whole = {moment_of(name) for name in saved if not str(name).endswith(("_row", "_col"))}
     if any(reason == f"it has no {moment}_row" for moment in whole):
         advice = (
             "That moment is whole there and factored here: lowbit-ckpt convert FILE NEW --to "
@@ -424,7 +359,7 @@ def unknown(saved: Mapping[str, Any], key: Any, reason: str, peer: str | None = 
             "Load it with the program that wrote it and save its moments "
             "in float32, or start with fresh state"
         )
-    if "stream" in saved and {_moment_of(name) for name in saved} - {None} == {"momentum_buffer"}:
+    if "stream" in saved and {moment_of(name) for name in saved} - {None} == {"momentum_buffer"}:
         advice += (
             ". Where MuonWithAdamW saved it, put the parameter into a group with use_muon=True"
         )

@@ -18,10 +18,10 @@ from lowbit.state.cut_anew import cut_anew
 from lowbit.state.fresh import fresh_state
 from lowbit.state.frozen import trained_or_plain
 from lowbit.state.layout import Layout, check_stream
+from lowbit.state.moment import in_other_format
 from lowbit.state.param_names import ParamNames
 from lowbit.state.place import check_place
 from lowbit.state.replaced import replaced
-from lowbit.state.saved import in_other_format
 from lowbit.state.settings import check_added
 from lowbit.state.structure import Structure
 from lowbit.state.whole_groups import WholeGroups
