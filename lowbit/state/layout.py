@@ -300,14 +300,18 @@ def check_deep(
         return
     advice = "shard it on dimensions 0 and 1"
     if whole_rows and not set(dims) - {0, part.deep}:
-        kept = "True" if name is None else f"[{name!r}]"
-        advice += f", or keep its state in full precision with full_precision={kept}"
+        advice += f", or keep its state in full precision with {kept_whole(name)}"
     raise ValueError(
         f"{what} of shape {part.shape} is sharded on dimensions {dims} by {tuple(p.placements)} "
         f"over {tuple(p.device_mesh.shape)}, where its state cannot lie. It lies elsewhere if one "
         "mesh dimension alone cuts dimensions beyond the second, and is in order behind those "
         f"that cut dimension 0, or all divide dimension 0 evenly; {advice}"
     )
+
+
+def kept_whole(name: str | None) -> str:
+    """The option that keeps a parameter's state in full precision, for errors."""
+    return f"full_precision={True if name is None else [name]}"
 
 
 def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> None:
@@ -324,10 +328,7 @@ def check_cut(slot: Slot, part: sharding.Part, what: str, name: str | None) -> N
         return
     columns = ", ".join(str(col) for col in part.begins[:4]) + (", ..." if part.begins[4:] else "")
     cut = f"{what} of {part.global_cols} columns is cut at columns {columns}"
-    advice = (
-        "shard it on dimension 0, or keep its state in full precision with "
-        f"full_precision=[{name!r}]"
-    )
+    advice = f"shard it on dimension 0, or keep its state in full precision with {kept_whole(name)}"
     bits = ops.state_format(slot.format)["bits"]
     if any(col * bits % 8 for col in part.begins):
         raise ValueError(f"{cut}, inside a byte of {bits}-bit codes; {advice}")

@@ -15,7 +15,7 @@ from torch import Tensor
 from lowbit import sharding
 from lowbit.config.overrides import clean_name, effective
 from lowbit.state import choose, plan
-from lowbit.state.layout import Layout, stream_of
+from lowbit.state.layout import Layout, kept_whole, stream_of
 from lowbit.state.slot import StateTensor
 
 INNER = "apollo_inner"  # the rule of the step inside the subspace
@@ -166,14 +166,14 @@ def layout_of(
     if isinstance(p, sharding.FlatShard):
         raise ValueError(
             f"{what} lies in flat shards, and rank {rank} of it needs whole rows; use fully_shard, "
-            f"or step it without a subspace by full_precision=[{name!r}] or a group with rank=None"
+            f"or step it without a subspace by {kept_whole(name)} or a group with rank=None"
         )
     if not own.whole_rows or any(dim != 0 for dim, _ in own.cuts):
         raise ValueError(
             f"{what} of {own.global_cols} columns is cut at columns "
             f"{own.col_offset}..{own.col_offset + own.cols}, and rank {rank} of it needs whole "
             "rows; shard it on dimension 0, or step it without a subspace by "
-            f"full_precision=[{name!r}] or a group with rank=None"
+            f"{kept_whole(name)} or a group with rank=None"
         )
     if own.global_rows >= own.global_cols:
         low = sharding.Part(

@@ -56,6 +56,11 @@ def test_it_is_refused_once_it_is_trained(name, mesh):
         MAKERS[name]([("w", cut_inside_a_byte(mesh, True)), ("a", a)])
 
 
+def test_a_parameter_without_a_name_is_not_called_none(mesh):
+    with pytest.raises(ValueError, match=r"parameter 0 of .* full_precision=True$"):
+        lowbit.AdamW([cut_inside_a_byte(mesh, True)], state_format="4bit")
+
+
 def test_options_that_fit_nothing_are_refused_as_before(mesh):
     with pytest.raises(ValueError, match="no parameter format is named"):
         lowbit.AdamW([("w", cut_inside_a_byte(mesh, False))], param_format="float33")
