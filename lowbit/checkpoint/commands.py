@@ -290,6 +290,7 @@ def diff(
     *,
     bytes: bool = False,
     tolerance: float = 0.0,
+    model: Path = "",
     include: Sequence[str] = (),
     exclude: Sequence[str] = (),
     progress: Progress | bool | None = None,
@@ -302,6 +303,8 @@ def diff(
         b: the other.
         bytes: compare stored bytes instead of values; False by default.
         tolerance: largest allowed difference relative to the larger tensor's 2-norm; 0 by default.
+        model: a checkpoint with the weights, if `a` or `b` lacks its parameters' names or shapes;
+            "" by default.
         include, exclude, progress, storage_options: as for `inspect`.
 
     Returns:
@@ -316,7 +319,7 @@ def diff(
     """
     chosen = _chosen(include, exclude)
     same = {"bytes": bool(bytes), "tolerance": min(float(tolerance), sys.float_info.max)}
-    with Shown(progress, "diff") as told, opened(storage_options, a, b) as names:
+    with Shown(progress, "diff") as told, opened(storage_options, a, b, model) as names:
         text = native().diff(*names, _options(chosen, same), told)
     return json.loads(text)
 

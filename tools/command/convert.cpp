@@ -174,12 +174,7 @@ void add_convert(CLI::App& app, std::function<Status()>& chosen) {
   command->add_flag("--keep", options.wanted.keep, "Fail rather than round or requantize");
   command->add_flag("--lossy", options.wanted.lossy,
                     "Drop what the target cannot store, with a warning");
-  command
-      ->add_option(
-          "--model", options.model,
-          "A checkpoint with the weights, if SOURCE lacks its parameters' shapes or names; "
-          "for names, model.state_dict() as the program saved it with torch.save")
-      ->type_name("PATH");
+  add_model(*command, "SOURCE", options.model);
   command
       ->add_option(
           "--weights", options.weights,

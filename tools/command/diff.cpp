@@ -82,6 +82,7 @@ void add_diff(CLI::App& app, std::function<Status()>& chosen) {
             read.ec == std::errc() && read.ptr == end && number >= 0 && std::isfinite(number);
         return fits ? "" : "takes a number from 0 on, such as 0.02, not '" + printable(text) + "'";
       });
+  add_model(*command, "A or B", given->options.model);
   add_selection(*command, given->options.select);
   given->report.add(*command);
   command->callback([given, &chosen] { chosen = [given] { return run(*given); }; });

@@ -134,6 +134,15 @@ void add_selection(CLI::App& command, Selection& selection) {
          "GLOB");
 }
 
+void add_model(CLI::App& command, const std::string& whose, std::string& model) {
+  command
+      .add_option("--model", model,
+                  "A checkpoint with the weights, if " + whose +
+                      " lacks its parameters' shapes or names; for names, model.state_dict() as "
+                      "the program saved it with torch.save")
+      ->type_name("PATH");
+}
+
 void WriteArguments::add(CLI::App& command, WriteOptions& options) {
   command
       .add_option("--part", part,

@@ -27,6 +27,8 @@ void add_place(CLI::App& command, const char* name, std::string& value, const ch
 /// Makes an option take one value, and be repeated.
 void repeat(CLI::Option* option, const char* type);
 void add_selection(CLI::App& command, Selection& selection);
+/// --model. `whose`: the checkpoints that may need it.
+void add_model(CLI::App& command, const std::string& whose, std::string& model);
 
 /// --part, --threads, --memory-limit and --force.
 struct WriteArguments {

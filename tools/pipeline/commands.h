@@ -89,6 +89,7 @@ struct DiffOptions {
   Selection select;
   bool bytes = false;    // not by meaning
   double tolerance = 0;  // of the difference, relative to the larger tensor's 2-norm
+  std::string model;     // a checkpoint with the weights, where shapes or names are needed
   Progress progress = [](uint64_t, uint64_t) { return true; };
 };
 /// {"same": bool, "warnings": [...], "opaque": [names of what is not read, so not compared],

@@ -13,6 +13,7 @@
 #include "pickle/numpy_value.h"
 #include "pipeline/commands.h"
 #include "pipeline/comparison.h"
+#include "pipeline/zero_rank.h"
 
 namespace lowbit::ckpt {
 namespace {
@@ -362,17 +363,17 @@ Status compare_groups(Comparison& comparison, const Model& a, const Model& b) {
   return fine();
 }
 
-Result<Model> model_of(const Document& document) {
-  const auto shared = std::make_shared<const Document>(document);
-  ASSIGN_OR_RETURN(found, recognize(*shared));
-  return found.dialect->read(shared, found.tree);
+Result<Model> model_of(const std::shared_ptr<const Document>& document) {
+  ASSIGN_OR_RETURN(found, recognize(*document));
+  return found.dialect->read(document, found.tree);
 }
 
 /// State under text where its optimizer looks for numbers: the same leaves, of which it loads none.
 void compare_keys(Comparison& comparison, const Document& a, const Document& b) {
   const auto lost = [](const Document& document) {
+    if (document.manifest->kind == ContainerKind::kDcp) return false;
     Document copy = document;
-    return document.manifest->kind != ContainerKind::kDcp && restore_number_keys(copy) > 0;
+    return restore_number_keys(copy) > 0;
   };
   const bool first = lost(a), second = lost(b);
   if (first != second && comparison.wants({"state"}))
@@ -390,37 +391,65 @@ uint64_t data_bytes(const Document& document) {
   return bytes;
 }
 
-}  // namespace
+/// A checkpoint, and the weights that its dialect may ask for shapes.
+Result<std::shared_ptr<const Document>> opened(const std::string& path,
+                                               const std::shared_ptr<const Document>& weights) {
+  ASSIGN_OR_RETURN(document, open_checkpoint(path));
+  document.model = weights;
+  return std::make_shared<const Document>(std::move(document));
+}
 
-Result<Json> diff(const std::string& first, const std::string& second, const DiffOptions& options) {
+Result<std::shared_ptr<const Document>> weights_of(const std::string& path) {
+  if (path.empty()) return std::shared_ptr<const Document>();
+  ASSIGN_OR_RETURN(document, open_checkpoint(path));
+  RETURN_IF_ERROR(check_no_rank_part(document, path));
+  return std::make_shared<const Document>(std::move(document));
+}
+
+Status check(const DiffOptions& options) {
   if (options.bytes && options.tolerance > 0)
     return usage(
         "--tolerance is about numbers, and --bytes compares bytes; leave one of the two out");
-  ASSIGN_OR_RETURN(a, open_checkpoint(first));
-  ASSIGN_OR_RETURN(b, open_checkpoint(second));
-  Comparison comparison(options, std::max(data_bytes(a), data_bytes(b)));
+  if (options.bytes && !options.model.empty())
+    return usage(
+        "--model tells what numbers there are, and --bytes compares bytes; leave one of the two "
+        "out");
+  return fine();
+}
+
+}  // namespace
+
+Result<Json> diff(const std::string& first, const std::string& second, const DiffOptions& options) {
+  RETURN_IF_ERROR(check(options));
+  ASSIGN_OR_RETURN(weights, weights_of(options.model));
+  ASSIGN_OR_RETURN(a, opened(first, weights));
+  ASSIGN_OR_RETURN(b, opened(second, weights));
+  Comparison comparison(options, std::max(data_bytes(*a), data_bytes(*b)));
   Json out{{"first", printable(first)},
            {"second", printable(second)},
            {"by", "bytes"},
            {"dialects", nullptr}};
   auto x = options.bytes ? Result<Model>(bad("")) : model_of(a);
   auto y = options.bytes ? Result<Model>(bad("")) : model_of(b);
+  if (weights != nullptr && !x.ok()) return x.error().after(printable(first) + ": ");
+  if (weights != nullptr && !y.ok()) return y.error().after(printable(second) + ": ");
   if (x.ok() && y.ok()) {
     out["by"] = "meaning";
     out["dialects"] = {x.value().dialect, y.value().dialect};
     RETURN_IF_ERROR(compare_params(comparison, x.value(), y.value()));
     RETURN_IF_ERROR(compare_groups(comparison, x.value(), y.value()));
-    compare_keys(comparison, a, b);
-    RETURN_IF_ERROR(compare_leaves(comparison, a, x.value().rest, b, y.value().rest, false));
+    compare_keys(comparison, *a, *b);
+    RETURN_IF_ERROR(compare_leaves(comparison, *a, x.value().rest, *b, y.value().rest, false));
   } else {
     if (!options.bytes) out["by"] = "leaves";
-    RETURN_IF_ERROR(compare_leaves(comparison, a, a.leaves, b, b.leaves, options.bytes));
+    RETURN_IF_ERROR(compare_leaves(comparison, *a, a->leaves, *b, b->leaves, options.bytes));
   }
   RETURN_IF_ERROR(comparison.check_patterns());
-  if (comparison.nothing_wanted() && !(a.leaves.empty() && b.leaves.empty()))
+  if (comparison.nothing_wanted() && !(a->leaves.empty() && b->leaves.empty()))
     return usage("nothing of " + printable(first) + " and " + printable(second) + " is selected");
-  RETURN_IF_ERROR(a.finish());
-  RETURN_IF_ERROR(b.finish());
+  RETURN_IF_ERROR(a->finish());
+  RETURN_IF_ERROR(b->finish());
+  if (weights != nullptr) RETURN_IF_ERROR(weights->finish());
   out["warnings"] = comparison.warnings();
   out["opaque"] = comparison.skipped();
   out["differences"] = comparison.take();

@@ -81,7 +81,8 @@ PyObject* call_reshard(PyObject*, PyObject* given) {
 }
 
 PyObject* call_diff(PyObject*, PyObject* given) {
-  return call_command<DiffOptions, 2>(given, [](const auto& paths, const auto& options) {
+  return call_command<DiffOptions, 3>(given, [](const auto& paths, auto& options) {
+    options.model = paths[2];
     return diff(paths[0], paths[1], options);
   });
 }
@@ -217,7 +218,7 @@ PyMethodDef kFunctions[] = {
     {"verify", call_verify, METH_VARARGS, "verify(path, options, progress)"},
     {"convert", call_convert, METH_VARARGS, "convert(source, target, model, options, progress)"},
     {"reshard", call_reshard, METH_VARARGS, "reshard(source, target, options, progress)"},
-    {"diff", call_diff, METH_VARARGS, "diff(a, b, options, progress)"},
+    {"diff", call_diff, METH_VARARGS, "diff(a, b, model, options, progress)"},
     {"check_target", call_check_target, METH_VARARGS, "check_target(path, replace)"},
     {"file_number", call_file_number, METH_VARARGS, "file_number(path)"},
     {"publish", call_publish, METH_VARARGS, "publish(temporary, path, replace, sync, number)"},

@@ -18,6 +18,7 @@ from tests.support.peers.files import (
     lpmm_groups,
     lpmm_rank1,
     need_tool,
+    run,
     same,
     scaled_normal,
     stand_in_for_yacs,
@@ -218,6 +219,35 @@ def test_a_shape_that_the_file_does_not_tell(tmp_path):
     state = convert(tmp_path, file, "torch", "--model", tmp_path / "model.pt")["state"][0]
     assert state["exp_avg"].shape == (5001,)
     assert (state["exp_avg"] - x[:5001]).abs().max() < x.abs().max() * 0.2
+
+
+def test_diff_takes_the_shape_that_the_file_does_not_tell(tmp_path):
+    entry, numel = golden_entry("AdamW_group4"), SHAPE[0] * SHAPE[1]
+    for name in ("exp_avg", "exp_avg_sq"):
+        qmap, most = (
+            golden("AdamW_group4", f"{name}_qstate.{key}") for key in ("qmap", "overhead.max1")
+        )
+        entry[f"{name}_qstate"] = lpmm_groups(qmap, (numel,), most.reshape(-1))
+    file = lpmm_file([entry])
+    file["param_groups"][0]["param_names"] = ["bias"]
+    ours, theirs, model = (tmp_path / f"{name}.pt" for name in ("ours", "theirs", "model"))
+    torch.save(file, theirs)
+    torch.save({"bias": torch.zeros(numel)}, model)
+    checkpoint.convert(theirs, ours, to="torch", model=model)
+    untold = checkpoint.diff(theirs, ours)["differences"]
+    assert len(untold) == 2 and all("--model PATH gives it" in found["what"] for found in untold)
+    for pair in ((theirs, ours), (ours, theirs), (theirs, theirs)):
+        report = checkpoint.diff(*pair, model=model)
+        assert report["same"] and report["by"] == "meaning", report
+    assert "the same, by meaning" in run("diff", theirs, ours, "--model", model).stdout
+    state = torch.load(ours)
+    state["state"][0]["exp_avg"][7] += 1
+    torch.save(state, ours)
+    (found,) = checkpoint.diff(theirs, ours, model=model)["differences"]
+    assert found["name"] == "bias.exp_avg" and found["count"] == 1 and found["first"] == [7]
+    assert "--model" in run("diff", theirs, ours, "--model", model, "--bytes", code=2).stderr
+    torch.save({"bias": torch.zeros(4000)}, model)
+    assert "theirs.pt: " in run("diff", theirs, ours, "--model", model, code=3).stderr
 
 
 @pytest.mark.parametrize("named", [True, False])
