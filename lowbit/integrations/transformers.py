@@ -48,8 +48,9 @@ def optimizer(
 
     Args:
         args: gives the learning rate and weight decay, and for Adam, AdamW and ScheduleFreeAdamW
-            the betas and epsilon. With the last, `Trainer` needs the callback
-            `ScheduleFreeCallback`, without which the first step raises, and
+            the betas and epsilon, as they are when `Trainer` makes the optimizer: trials of
+            `hyperparameter_search` change them. With ScheduleFreeAdamW, `Trainer` needs the
+            callback `ScheduleFreeCallback`, without which the first step raises, and
             `lr_scheduler_type="constant"`.
         name: a class of lowbit; "AdamW" by default.
         options: further arguments of that class (`state_format="4bit"`, `seed=1`), which replace
@@ -66,6 +67,12 @@ def optimizer(
     cls = optimizer_named(name)
     if cls is None:
         raise ValueError(f"lowbit has no optimizer {name!r}{no_optimizer(name)}")
+    _of_arguments(cls, args)  # which raises here too, before a model is loaded
+    return lambda: build, {"cls": cls, "args": args, **options}
+
+
+def _of_arguments(cls: Any, args: TrainingArguments) -> dict[str, Any]:
+    """What an optimizer of this class takes from `TrainingArguments`."""
     schedule = str(getattr(args.lr_scheduler_type, "value", args.lr_scheduler_type))
     if issubclass(cls, lowbit.ScheduleFreeAdamW) and schedule not in CONSTANT:
         raise ValueError(
@@ -76,7 +83,7 @@ def optimizer(
     given: dict[str, Any] = {"lr": args.learning_rate, "weight_decay": args.weight_decay}
     if issubclass(cls, lowbit.Adam | lowbit.ScheduleFreeAdamW):
         given |= {"betas": (args.adam_beta1, args.adam_beta2), "eps": args.adam_epsilon}
-    return lambda: build, {"cls": cls, **given, **options}
+    return given
 
 
 def from_optim_args(
@@ -280,7 +287,7 @@ def build(
     model: nn.Module,
     *,
     cls: Callable[..., LowbitOptimizer],
-    weight_decay: float,
+    args: TrainingArguments,
     embeddings: StateFormat | None = None,
     heads: StateFormat | None = None,
     export: str | None = None,
@@ -289,6 +296,8 @@ def build(
     """The optimizer of a model, with the groups of `Trainer`, which its schedule counts, plus
     groups for embeddings and heads that differ from the rest, and for matrices that Muon steps.
     """
+    options = _of_arguments(cls, args) | options
+    weight_decay = options.pop("weight_decay")
     under_deepspeed = deepspeed_config() is not None
     if export is not None and not under_deepspeed:
         raise ValueError(

@@ -205,7 +205,9 @@ def test_schedule_free_takes_no_schedule_that_decays(monkeypatch):
     """Without the package, of which this needs only the names."""
     for module, names in (
         ("transformers", ("Trainer", "TrainerCallback", "TrainingArguments")),
+        ("transformers.integrations", ("deepspeed_config",)),
         ("transformers.trainer_callback", ("ExportableState",)),
+        ("accelerate.state", ("GradientState",)),
     ):
         classes = {name: type(name, (), {}) for name in names}
         monkeypatch.setitem(sys.modules, module, SimpleNamespace(**classes))
@@ -340,6 +342,25 @@ def test_muon_with_adamw_gets_its_groups(tmp_path):
         "norm.bias": (False, 0.0, 1e-4),
         "linear.bias": (False, 0.0, 1e-4),
     }
+
+
+def test_a_search_of_hyperparameters_reaches_the_optimizer(tmp_path):
+    """Trainer writes a trial's values into its arguments after the optimizer was chosen."""
+    trainer = trainer_of(tmp_path, "AdamW", eps=1e-6)
+    from transformers.trainer_utils import HPSearchBackend
+
+    trainer.hp_search_backend = HPSearchBackend.WANDB  # which takes a trial as a dict
+    for lr, beta2, decay in ((3e-3, 0.95, 0.3), (1e-4, 0.99, 0.2)):
+        trial = {"learning_rate": lr, "adam_beta2": beta2, "weight_decay": decay}
+        trainer._hp_search_setup({**trial, "adam_epsilon": 1e-4})
+        trainer.optimizer = None
+        found = [(g["lr"], g["betas"], g["eps"]) for g in trainer.create_optimizer().param_groups]
+        assert found == [(lr, (0.9, beta2), 1e-6)] * 2
+        assert [g["weight_decay"] for g in trainer.optimizer.param_groups] == [decay, 0.0]
+    trainer = trainer_of(tmp_path, "ScheduleFreeAdamW")
+    trainer.args.lr_scheduler_type = "cosine"
+    with pytest.raises(ValueError, match="lr_scheduler_type is 'cosine'"):
+        trainer.create_optimizer()
 
 
 def test_the_optimizer_of_a_trainer_of_torch_loads(tmp_path):
