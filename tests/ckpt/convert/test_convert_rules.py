@@ -85,10 +85,21 @@ def seen(tmp_path, content):
     return json.loads(run("inspect", tmp_path / "seen.pt", "--json").stdout)["algorithm"]
 
 
-@pytest.mark.parametrize("cls", OPTIMIZERS, ids=lambda cls: cls.__name__)
-def test_every_optimizer_of_lowbit_is_known(tmp_path, cls):
+def vectors():
+    return torch.nn.LayerNorm(64)
+
+
+@pytest.mark.parametrize(
+    "cls, make",
+    [
+        *((cls, model) for cls in OPTIMIZERS),
+        *((cls, vectors) for cls in OPTIMIZERS if cls is not lowbit.Muon),
+    ],
+    ids=lambda given: given.__name__,
+)
+def test_every_optimizer_of_lowbit_is_known(tmp_path, cls, make):
     """A new one too: the tool would take its files for those of another library's optimizer."""
-    net = model()
+    net = make()
     opt = cls(params_for(cls, net))
     train(net, opt)
     if hasattr(opt, "eval"):

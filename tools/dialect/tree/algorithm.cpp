@@ -285,7 +285,8 @@ std::string algorithm_by_states(const Model& model) {
   if (only({"exp_avg", "exp_avg_sq", "exp_avg_res"}, "exp_avg_res")) return "came";
   if (only({"exp_avg", "exp_avg_sq", "max_exp_avg_sq"}, "exp_avg_sq")) {
     // The Adafactor of transformers and fairseq need not have a first moment.
-    if (!names.contains("exp_avg") || set("clip_threshold")) return "";
+    if (!names.contains("exp_avg")) return "";
+    if (set("clip_threshold")) return model.dialect == "lowbit" ? "came" : "";  // of vectors alone
     // lowbit.LAMB has no option of lowbit.Adam's, nor APOLLO's rank or AdEMAMix's t_beta3.
     const bool lamb = model.dialect == "lowbit" && set("betas") && !set("amsgrad") &&
                       !set("rank") && !set("t_beta3");
