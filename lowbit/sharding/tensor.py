@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor
 
-from lowbit.sharding.collective import rank
+from lowbit.sharding.collective import rank, reduce_over
 from lowbit.sharding.flat_shard import FlatShard, flats, is_flat
 
 if TYPE_CHECKING:
@@ -63,6 +63,14 @@ def same_placement(a: Any, b: Any) -> bool:
 def whole(t: Tensor) -> Tensor:
     """The whole tensor. For a DTensor this is a gather, which every rank must call."""
     return t.full_tensor() if is_dtensor(t) else t
+
+
+def has_nonzero(t: Tensor) -> bool:
+    """Whether any element of the whole tensor is not 0. Every rank that has a part calls it."""
+    found = local(t).any().to(torch.int32).reshape(1)
+    for group in process_groups(t):
+        reduce_over([(found, group, "max")])
+    return bool(found)
 
 
 def gradient(p: Any) -> Tensor:

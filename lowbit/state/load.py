@@ -22,7 +22,12 @@ from lowbit.state import choose
 from lowbit.state.convert import Converted, convert_state, holds
 from lowbit.state.layout import Layout
 from lowbit.state.replaced import check_bound
-from lowbit.state.saved import is_lazy, lost_compensation, without_filled_in
+from lowbit.state.saved import (
+    is_lazy,
+    lost_compensation,
+    with_step_of_momentum,
+    without_filled_in,
+)
 from lowbit.state.settings import agreed, check_loaded, some
 from lowbit.state.state_dict import check_entries, check_type
 from lowbit.state.stateful import StatefulOptimizer
@@ -98,8 +103,12 @@ def restore(opt: StatefulOptimizer, state_dict: dict[str, Any]) -> None:
     key_of = dict(zip(params, ids, strict=True))
     by_param = _BY_PARAM.get()
     shared = by_param.shared if by_param is not None else None
-    saved_states = _saved_states(opt, state_dict["state"], laid_out, key_of)
+    saved_states: Iterable[_Saved] = _saved_states(opt, state_dict["state"], laid_out, key_of)
     options = options_of_load()
+    if options is not None and options.full_state_dict:
+        saved_states = [
+            one._replace(value=with_step_of_momentum(one.lay, one.value)) for one in saved_states
+        ]
     with _together(options):
         conversions = [_conversion(opt, one, names[one.p], options, shared) for one in saved_states]
     coded = [(c.key, c.name) for c in conversions if any(slot.coded for slot in c.lay.slots)]

@@ -90,10 +90,6 @@ def _saved_tensor(
     return SavedTensor(value, p, entry, what)
 
 
-# Rules whose peers, such as torch's SGD and Muon and lion-pytorch's Lion, count no steps.
-_UNCOUNTED = ("sgd", "sgd_momentum", "muon_momentum", "lion")
-
-
 def with_known_names(lay: Layout, saved: Mapping[str, Any], key: Any) -> Mapping[str, Any]:
     """torch's state under this library's names.
 
@@ -107,12 +103,12 @@ def with_known_names(lay: Layout, saved: Mapping[str, Any], key: Any) -> Mapping
     others = "stream" not in saved and all(map(is_own_key, saved))
     if rule == "lion" and others and "exp_avg" in saved and "step" not in saved:
         return {"step": 1.0, **saved}
-    if rule in _UNCOUNTED and rule != "lion" and "step" not in saved:
+    if rule in ("sgd", "sgd_momentum", "muon_momentum") and "step" not in saved:
         # With what load_optimizer reads beside it: its codes, and correction bits of the weight.
         own = {key: value for key, value in saved.items() if is_own_key(key) and value is not None}
         if all(moment_of(name) != "momentum_buffer" for name in own):  # before SGD's first step
-            others = any(value is not None for name, value in saved.items() if name not in own)
-            if lay.slots and others and "momentum_buffer" not in saved:
+            kept = (value is not None for name, value in saved.items() if name not in own)
+            if lay.slots and "momentum_buffer" not in saved and any(kept):
                 raise unknown(saved, key, "it has no momentum_buffer")
             zeros = torch.zeros(lay.part.local, dtype=torch.float32, device="cpu")
             return {"step": 0.0, "momentum_buffer": zeros, **own}
@@ -126,8 +122,7 @@ def with_known_names(lay: Layout, saved: Mapping[str, Any], key: Any) -> Mapping
 def without_filled_in(
     lay: Layout, saved: Mapping[str, Any], live: Mapping[str, Any], key: Any, broadcast: bool
 ) -> Mapping[str, Any]:
-    """Saved state without the optimizer's own tensors of a moment that it has in another format,
-    and without its step 0 where none is counted there.
+    """Saved state without the optimizer's own tensors of a moment that it has in another format.
 
     `set_optimizer_state_dict` with `full_state_dict=True` gives `load_state_dict` what was saved,
     and this optimizer's tensors for the keys that were not: both, where the formats differ.
@@ -159,11 +154,20 @@ def without_filled_in(
                 "reads it from a file"
             )
         dropped.update(own.keys)
-    kept = {name: value for name, value in saved.items() if name not in dropped}
-    uncounted = lay.slots and lay.rule.removeprefix("cautious_") in _UNCOUNTED
-    if uncounted and same_memory(kept.get("step"), live.get("step")) and not kept["step"]:
-        kept["step"] = 1.0  # as `with_known_names` says of the same state; SGD's first is undamped
-    return kept
+    return {name: value for name, value in saved.items() if name not in dropped}
+
+
+def with_step_of_momentum(lay: Layout, saved: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Saved state with step 1 where torch's SGD, which counts none, has had its first, the only one
+    that is not dampened: `set_optimizer_state_dict` with `full_state_dict=True` filled in step 0.
+
+    All ranks of the parameter's mesh call it, since a rank's own shard may be all zeros.
+    """
+    momentum, step = saved.get("momentum_buffer"), saved.get("step")
+    of_sgd = lay.rule.removeprefix("cautious_") == "sgd_momentum"
+    if not of_sgd or step is None or step != 0 or not isinstance(momentum, Tensor):
+        return saved
+    return {**saved, "step": 1.0} if sharding.has_nonzero(momentum) else saved
 
 
 def same_memory(a: Any, b: Any) -> bool:

@@ -132,7 +132,13 @@ def test_unknown_state_is_not_taken_for_a_momentum_before_the_first_step(make, s
     with pytest.raises(ValueError, match=r"state\[0\].*it has no momentum_buffer.*It holds"):
         opt.load_state_dict({**opt.state_dict(), "state": {0: state}})
     assert same(before, bits(opt))
-    opt.load_state_dict({**opt.state_dict(), "state": {0: {"momentum_buffer": None, **state}}})
+
+
+def test_a_momentum_of_none_is_one_before_the_first_step():
+    p = nn.Parameter(torch.ones(6, 8))
+    opt = lowbit.SGD([p], lr=0.1, momentum=0.9)
+    state = {"momentum_buffer": None, "lookahead_slow_buff": torch.zeros(6, 8)}
+    opt.load_state_dict({**opt.state_dict(), "state": {0: state}})
     assert opt.state[p]["step"] == 0
 
 

@@ -68,10 +68,13 @@ def test_state_that_cannot_be_converted_is_refused():
         loaded(saved("factored"), network(), full_state_dict=True)
 
 
-def stepped(net, opt, steps=1):
+def stepped(net, opt, steps=1, rows=None):
+    """Steps with gradients of the first `rows`, by default of all."""
     for _ in range(steps):
         for p in net.parameters():
             p.grad = p.detach() + 1
+            if rows is not None:
+                p.grad[rows:] = 0
         opt.step()
     return net
 
@@ -82,10 +85,10 @@ def damped(library, net, **options):
 
 
 def from_torchs_sgd(net, **options):
-    """SGD with what torch's has after two steps, and the weights of its third."""
+    """SGD with what torch's has after two steps of a few rows, and the weights of its third."""
     whole = network()
     opt = damped(torch.optim, whole)
-    stepped(whole, opt, 2)
+    stepped(whole, opt, 2, rows=5)
     state = get_optimizer_state_dict(whole, opt, options=StateDictOptions(full_state_dict=True))
     if options.get("broadcast_from_rank0") and dist.get_rank():
         state = {}
@@ -107,6 +110,36 @@ def test_a_momentum_of_torchs_sgd_has_had_its_first_step():
     for p, q in zip(net.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(p, q)
         assert opt.state[p]["step"] == 2  # and one before it at least
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("make", [damped, lambda library, net: library.Lion(net.parameters())])
+def test_state_before_the_first_step_stays_there(make, dtype):
+    net, other = network().to(dtype), network().to(dtype)
+    opt, expected = make(lowbit, net), make(lowbit, other)
+    options = StateDictOptions(full_state_dict=True)
+    set_optimizer_state_dict(
+        net, opt, get_optimizer_state_dict(net, opt, options=options), options=options
+    )
+    stepped(net, opt, 2)
+    stepped(other, expected, 2)
+    assert bits.same(bits.bits(net.parameters(), opt), bits.bits(other.parameters(), expected))
+
+
+def test_a_parameter_that_torchs_sgd_did_not_step_has_its_first_step_ahead():
+    whole, net = network(), network()
+    opt = damped(torch.optim, whole)
+    whole[1].weight.grad = torch.ones_like(whole[1].weight)
+    opt.step()
+    net.load_state_dict(whole.state_dict())
+    ours = damped(lowbit, net, state_format="float32")
+    options = StateDictOptions(full_state_dict=True, strict=False)
+    state = get_optimizer_state_dict(whole, opt, options=options)
+    set_optimizer_state_dict(net, ours, state, options=options)
+    stepped(whole, opt, 2)
+    stepped(net, ours, 2)
+    for p, q in zip(net.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(p, q)
 
 
 def on_two_ranks(rank, store):

@@ -55,6 +55,7 @@ THEIRS = {  # torch's, lowbit's, and options of both
     "Adafactor": (torch.optim.Adafactor, lowbit.Adafactor, {"weight_decay": 0.1}),
 }
 FULL = StateDictOptions(full_state_dict=True)
+SETTINGS = settings(max_examples=15, stateful_step_count=15, deadline=None)
 
 
 class Twins(RuleBasedStateMachine):
@@ -168,6 +169,13 @@ def test_what_is_saved_and_loaded_between_has_the_same_bits(name, tmp_path):
             state = get_optimizer_state_dict(self.second, self.second_opt, options=how)
             self.load(lambda net, opt: set_optimizer_state_dict(net, opt, state, options=how))
 
+        @precondition(Twins.all_trained)
+        @rule(flat=st.booleans())
+        def set_its_own(self, flat):
+            how = StateDictOptions(flatten_optimizer_state_dict=flat, full_state_dict=not flat)
+            state = get_optimizer_state_dict(self.second, self.second_opt, options=how)
+            set_optimizer_state_dict(self.second, self.second_opt, state, options=how)
+
         @precondition(lambda self: self.named)
         @rule()
         def load_optimizer(self):
@@ -188,7 +196,7 @@ def test_what_is_saved_and_loaded_between_has_the_same_bits(name, tmp_path):
                 assert mine.keys() == other.keys()
                 assert all(bits.equal(mine[key], other[key]) for key in mine), i
 
-    run_state_machine_as_test(Saved, settings=settings(max_examples=15, stateful_step_count=15))
+    run_state_machine_as_test(Saved, settings=SETTINGS)
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -240,4 +248,4 @@ def test_float32_state_has_the_values_of_torchs(name, tmp_path):
             for p, q in zip(self.first.parameters(), self.second.parameters(), strict=True):
                 torch.testing.assert_close(p, q, rtol=1e-4, atol=1e-5)
 
-    run_state_machine_as_test(Beside, settings=settings(max_examples=15, stateful_step_count=15))
+    run_state_machine_as_test(Beside, settings=SETTINGS)
