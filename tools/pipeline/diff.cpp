@@ -406,6 +406,12 @@ Result<std::shared_ptr<const Document>> weights_of(const std::string& path) {
   return std::make_shared<const Document>(std::move(document));
 }
 
+/// The error of a checkpoint whose state cannot be read, though --model is there.
+Error unread(Error error, const std::string& path) {
+  error.text += "; without --model, tensors are compared one by one";
+  return error.after(printable(path) + ": ");
+}
+
 Status check(const DiffOptions& options) {
   if (options.bytes && options.tolerance > 0)
     return usage(
@@ -431,8 +437,8 @@ Result<Json> diff(const std::string& first, const std::string& second, const Dif
            {"dialects", nullptr}};
   auto x = options.bytes ? Result<Model>(bad("")) : model_of(a);
   auto y = options.bytes ? Result<Model>(bad("")) : model_of(b);
-  if (weights != nullptr && !x.ok()) return x.error().after(printable(first) + ": ");
-  if (weights != nullptr && !y.ok()) return y.error().after(printable(second) + ": ");
+  if (weights != nullptr && !x.ok()) return unread(x.error(), first);
+  if (weights != nullptr && !y.ok()) return unread(y.error(), second);
   if (x.ok() && y.ok()) {
     out["by"] = "meaning";
     out["dialects"] = {x.value().dialect, y.value().dialect};
