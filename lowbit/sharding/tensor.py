@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 from torch import Tensor
 
-from lowbit.sharding.collective import rank, reduce_over
+from lowbit.sharding.collective import device_of, host_device, rank, reduce_over
 from lowbit.sharding.flat_shard import FlatShard, flats, is_flat
 
 if TYPE_CHECKING:
@@ -67,10 +67,13 @@ def whole(t: Tensor) -> Tensor:
 
 def has_nonzero(t: Tensor) -> bool:
     """Whether any element of the whole tensor is not 0. Every rank that has a part calls it."""
-    found = local(t).any().to(torch.int32).reshape(1)
+    found = bool(local(t).any())
     for group in process_groups(t):
-        reduce_over([(found, group, "max")])
-    return bool(found)
+        there = host_device([group], device_of(group))  # state may lie in the host's memory
+        told = torch.tensor([found], dtype=torch.int32, device=there)
+        reduce_over([(told, group, "max")])
+        found = bool(told)
+    return found
 
 
 def gradient(p: Any) -> Tensor:
