@@ -121,6 +121,13 @@ class Twins(RuleBasedStateMachine):
             q.requires_grad_(p.requires_grad)
         return new
 
+    def load(self, net, cls, options, way):
+        """The second is one like `net`, with an optimizer into which `way` loads."""
+        new = self.copied(net)
+        opt = self.built(cls, new, **{**options, "lr": 0.5})
+        way(new, opt)
+        self.second, self.second_opt = new, opt
+
     def all_trained(self):
         """torch's `set_optimizer_state_dict` drops the state of a parameter that is frozen."""
         return all(p.requires_grad for p in self.first.parameters())
@@ -149,25 +156,24 @@ def test_what_is_saved_and_loaded_between_has_the_same_bits(name, tmp_path):
         def copy(self, way):
             self.second, self.second_opt = way((self.second, self.second_opt))
 
-        def load(self, way):
-            new = self.copied(self.second)
-            opt = self.built(cls, new, **{**self.options, "lr": 0.5})
-            way(new, opt)
-            self.second, self.second_opt = new, opt
+        def load_second(self, way):
+            self.load(self.second, cls, self.options, way)
 
         @rule()
         def load_state_dict(self):
             stored = io.BytesIO()
             torch.save(self.second_opt.state_dict(), stored)
             stored.seek(0)
-            self.load(lambda _, opt: opt.load_state_dict(torch.load(stored)))
+            self.load_second(lambda _, opt: opt.load_state_dict(torch.load(stored)))
 
         @precondition(Twins.all_trained)
         @rule(flat=st.booleans())
         def set_optimizer_state_dict(self, flat):
             how = StateDictOptions(flatten_optimizer_state_dict=flat, full_state_dict=not flat)
             state = get_optimizer_state_dict(self.second, self.second_opt, options=how)
-            self.load(lambda net, opt: set_optimizer_state_dict(net, opt, state, options=how))
+            self.load_second(
+                lambda net, opt: set_optimizer_state_dict(net, opt, state, options=how)
+            )
 
         @precondition(Twins.all_trained)
         @rule(flat=st.booleans())
@@ -181,7 +187,7 @@ def test_what_is_saved_and_loaded_between_has_the_same_bits(name, tmp_path):
         def load_optimizer(self):
             path, state = tmp_path / "run", get_optimizer_state_dict(self.second, self.second_opt)
             dcp.save({"optimizer": state}, checkpoint_id=path)
-            self.load(lambda net, opt: lowbit.load_optimizer(opt, path, model=net))
+            self.load_second(lambda net, opt: lowbit.load_optimizer(opt, path, model=net))
 
         @invariant()
         def same(self):
@@ -212,16 +218,13 @@ def test_float32_state_has_the_values_of_torchs(name, tmp_path):
             self.first_opt = self.built(theirs, self.first, **options)
             self.second_opt = self.built(ours, self.second, **options, state_format="float32")
 
-        def load(self, way):
-            new = self.copied(self.first)
-            opt = self.built(ours, new, **{**options, "lr": 0.5}, state_format="float32")
-            way(new, opt)
-            self.second, self.second_opt = new, opt
+        def load_first(self, way):
+            self.load(self.first, ours, {**options, "state_format": "float32"}, way)
 
         @rule()
         def load_state_dict(self):
             state = copy.deepcopy(self.first_opt.state_dict())
-            self.load(lambda _, opt: opt.load_state_dict(state))
+            self.load_first(lambda _, opt: opt.load_state_dict(state))
 
         @precondition(
             lambda self: (
@@ -232,14 +235,16 @@ def test_float32_state_has_the_values_of_torchs(name, tmp_path):
         @rule()
         def set_optimizer_state_dict(self):
             state = get_optimizer_state_dict(self.first, self.first_opt, options=FULL)
-            self.load(lambda net, opt: set_optimizer_state_dict(net, opt, state, options=FULL))
+            self.load_first(
+                lambda net, opt: set_optimizer_state_dict(net, opt, state, options=FULL)
+            )
 
         @precondition(lambda self: self.named)
         @rule()
         def load_optimizer(self):
             path = tmp_path / "run.pt"
             torch.save({"optimizer": self.first_opt.state_dict()}, path)
-            self.load(lambda net, opt: lowbit.load_optimizer(opt, path, model=net))
+            self.load_first(lambda net, opt: lowbit.load_optimizer(opt, path, model=net))
 
         @invariant()
         def same(self):

@@ -275,11 +275,8 @@ Status open_source(Conversion& at, const ConvertOptions& options) {
 
 /// What is written: the source's leaves, with the state and the weights that are asked for.
 Status make_target(Conversion& at, const ConvertOptions& options) {
-  if (!options.model.empty()) {
-    ASSIGN_OR_RETURN(model, open_checkpoint(options.model));
-    RETURN_IF_ERROR(check_no_rank_part(model, options.model));
-    at.document->model = std::make_shared<Document>(std::move(model));
-  }
+  ASSIGN_OR_RETURN(weights, open_weights(options.model));
+  at.document->model = std::move(weights);
   // Those of Megatron-Core are in tensors of their own, which no target has.
   if (!options.weights.empty() || (at.to != nullptr && is_megatron(*at.document))) {
     auto full = with_masters(*at.document, at.changes);

@@ -399,13 +399,6 @@ Result<std::shared_ptr<const Document>> opened(const std::string& path,
   return std::make_shared<const Document>(std::move(document));
 }
 
-Result<std::shared_ptr<const Document>> weights_of(const std::string& path) {
-  if (path.empty()) return std::shared_ptr<const Document>();
-  ASSIGN_OR_RETURN(document, open_checkpoint(path));
-  RETURN_IF_ERROR(check_no_rank_part(document, path));
-  return std::make_shared<const Document>(std::move(document));
-}
-
 /// The error of a checkpoint whose state cannot be read, though --model is there.
 Error unread(Error error, const std::string& path) {
   error.text += "; without --model, tensors are compared one by one";
@@ -427,7 +420,7 @@ Status check(const DiffOptions& options) {
 
 Result<Json> diff(const std::string& first, const std::string& second, const DiffOptions& options) {
   RETURN_IF_ERROR(check(options));
-  ASSIGN_OR_RETURN(weights, weights_of(options.model));
+  ASSIGN_OR_RETURN(weights, open_weights(options.model));
   ASSIGN_OR_RETURN(a, opened(first, weights));
   ASSIGN_OR_RETURN(b, opened(second, weights));
   Comparison comparison(options, std::max(data_bytes(*a), data_bytes(*b)));

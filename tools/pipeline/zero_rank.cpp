@@ -3,6 +3,7 @@
 #include <set>
 #include <string_view>
 
+#include "container/common/open.h"
 #include "container/pickled/unread_tensor.h"
 #include "io/text.h"
 
@@ -61,6 +62,13 @@ Status check_no_rank_part(const Document& document, const std::string& source) {
         (source.empty() ? "" : ". --exclude leaves it out"));
   }
   return fine();
+}
+
+Result<std::shared_ptr<const Document>> open_weights(const std::string& path) {
+  if (path.empty()) return std::shared_ptr<const Document>();
+  ASSIGN_OR_RETURN(document, open_checkpoint(path));
+  RETURN_IF_ERROR(check_no_rank_part(document, path));
+  return std::make_shared<const Document>(std::move(document));
 }
 
 }  // namespace lowbit::ckpt
