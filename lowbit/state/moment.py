@@ -18,21 +18,6 @@ class Moment(NamedTuple):
     keys: list[str]  # of its tensors here
 
 
-def own_moments(lay: Layout) -> Iterator[Moment]:
-    """The moments of a layout, and the keys of their tensors."""
-    for slot in lay.slots:
-        yield Moment(slot.name, [entry.key for entry in slot.entries(lay.part)])
-    for entry in lay.auxiliary:
-        if entry.key.endswith(("_row", "_col")):
-            yield Moment(entry.key[:-4], [entry.key])
-
-
-def names_of(moment: str) -> list[str]:
-    """The first key of a moment in every format, and those of its row and column means."""
-    formats = (entry["name"] for entry in ops.entries("state"))
-    return [moment, f"{moment}_row", f"{moment}_col", *(f"{moment}_{name}" for name in formats)]
-
-
 def is_own_key(key: Any) -> bool:
     """Whether lowbit's state of some rule and format has such a key."""
     return _own_keys().fullmatch(str(key)) is not None
@@ -44,19 +29,38 @@ def moment_of(key: Any) -> str | None:
     return None if found is None else found["moment"]
 
 
+def with_other_formats(lay: Layout, state: Mapping[str, Any]) -> Iterator[tuple[Moment, list[str]]]:
+    """The moments of a layout, each with the keys in which state has it in other formats."""
+    moments = list(_own_moments(lay))
+    here = {name for own in moments for name in own.keys}
+    for own in moments:
+        yield own, [name for name in _names_of(own.name) if name in state and name not in here]
+
+
 def in_other_format(lay: Layout, state: Mapping[str, Any]) -> tuple[str, str] | None:
     """The key of a moment in live state that the layout keeps in another format, and its key there.
     None if there is no such moment.
     """
-    moments = list(own_moments(lay))
-    here = {name for own in moments for name in own.keys}
-    for own in moments:
-        others = [name for name in names_of(own.name) if name in state and name not in here]
+    for own, others in with_other_formats(lay, state):
         if lay.rule.startswith("adafactor") and own.name == "variance":
             continue  # `factored` may change between steps
         if others and not all(name in state for name in own.keys):
             return others[0], own.keys[0]
     return None
+
+
+def _own_moments(lay: Layout) -> Iterator[Moment]:
+    for slot in lay.slots:
+        yield Moment(slot.name, [entry.key for entry in slot.entries(lay.part)])
+    for entry in lay.auxiliary:
+        if entry.key.endswith(("_row", "_col")):
+            yield Moment(entry.key[:-4], [entry.key])
+
+
+def _names_of(moment: str) -> list[str]:
+    """The first key of a moment in every format, and those of its row and column means."""
+    formats = (entry["name"] for entry in ops.entries("state"))
+    return [moment, f"{moment}_row", f"{moment}_col", *(f"{moment}_{name}" for name in formats)]
 
 
 @functools.cache

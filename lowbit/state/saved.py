@@ -13,7 +13,7 @@ from torch import Tensor
 from lowbit import ops, sharding
 from lowbit.state.layout import Layout
 from lowbit.state.lazy_tensor import LazyTensor
-from lowbit.state.moment import is_own_key, moment_of, names_of, own_moments
+from lowbit.state.moment import is_own_key, moment_of, with_other_formats
 from lowbit.state.settings import some
 from lowbit.state.slot import Slot, StateTensor
 
@@ -138,10 +138,7 @@ def without_filled_in(
         ValueError: only rank 0 has a moment that was saved.
     """
     dropped: set[str] = set()
-    moments = list(own_moments(lay))
-    here = {name for own in moments for name in own.keys}
-    for own in moments:
-        others = [name for name in names_of(own.name) if name in saved and name not in here]
+    for own, others in with_other_formats(lay, saved):
         if not others or not all(name in saved for name in own.keys):
             continue
         if not all(same_memory(saved[name], live.get(name)) for name in own.keys):
